@@ -1,0 +1,399 @@
+"""The contracts: what a policy, a task and a cluster are. Read this file first.
+
+One loop (``training.py``) drives three policies on any cluster::
+
+    worker:  read weights (version v) -- p local steps over its next units -- report(change, v, sketches, loss) --+
+               ^                          + period says p     + order says which                                  |
+               +------------- new weights <-- update: merge the K reports that pace waited for <------------------+
+
+Vocabulary, the same everywhere:
+
+* **unit**: what is ordered; one example, or a few examples that stay together.
+* **batch**: the units of one local step.
+* **stint**: what a worker does between reading weights and reporting: p batches, one local step each.
+* **report**: a worker's change after a stint. With ``Period.local`` false the stint is one step and the change is a
+  gradient, which the server's optimizer applies; otherwise it is a difference of weights made by a local optimizer.
+* **update**: merges K reports into one new version of the weights.
+* **spread**: (1/K) sum ||w_i - mean w||^2 over the merged reports. **staleness**: updates between read and use.
+
+A policy decides from what it is shown. It owns no clock, socket, thread or global random state, so the same object runs
+on every cluster. Every policy is constructed from its options alone, told the facts of a run by ``begin``, and saved
+and restored with ``state_dict``: plain numbers, strings, lists, dicts and tensors, loadable with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The units of one local step of one worker.
+
+    Attributes:
+        epoch: Which of this worker's passes over its shard the units belong to, from 0.
+        position: Index of the first unit within that epoch's order.
+        units: Unit numbers within the worker's shard, in the order they are visited.
+    """
+
+    epoch: int
+    position: int
+    units: np.ndarray
+
+
+@dataclass(frozen=True)
+class Stint:
+    """What one worker is asked to do before it reports.
+
+    Attributes:
+        worker: Who.
+        number: How many stints this worker has been given before this one; names its random streams, so every policy
+            sees common random numbers.
+        version: The version of the weights it reads.
+        batches: One per local step.
+        rates: The learning rate of each local step.
+    """
+
+    worker: int
+    number: int
+    version: int
+    batches: tuple[Batch, ...]
+    rates: tuple[float, ...]
+
+
+@dataclass
+class Report:
+    """What the server knows of a finished stint; the change itself is already merged into its `Update`.
+
+    Attributes:
+        stint: What was asked.
+        staleness: Updates between reading the weights and this merge.
+        seconds: Cluster time from reading the weights to the report's arrival.
+        loss: Mean training loss over the stint's batches.
+        sketches: For each batch a (units, k) tensor, one row a unit, or None where the order did not want them.
+    """
+
+    stint: Stint
+    staleness: int
+    seconds: float
+    loss: float
+    sketches: tuple[Tensor | None, ...]
+
+
+@dataclass
+class Update:
+    """K reports, merged.
+
+    Attributes:
+        reports: The reports that count, sorted by worker, then by age.
+        change: Their weighted mean: a gradient when ``Period.local`` is false, else a difference of weights. None when
+            no report of this update was finite.
+        seconds: Cluster time at which the merged weights exist.
+        spread: See the module's vocabulary; 0 for gradients.
+        cancelled: Stints thrown away by this update; their units come again.
+        dropped: Stints whose reports were refused as too stale; their units count as visited.
+        refused: Stints whose reports were not finite; their units count as visited.
+        bytes_per_worker: What this update sent from an average worker.
+        idle_seconds: Worker-seconds spent waiting since the update before.
+        wasted_seconds: Worker-seconds spent on cancelled, late or dropped stints since the update before.
+    """
+
+    reports: list[Report]
+    change: Tensor | None
+    seconds: float
+    spread: float = 0.0
+    cancelled: list[Stint] = field(default_factory=list)
+    dropped: list[Stint] = field(default_factory=list)
+    refused: list[Stint] = field(default_factory=list)
+    bytes_per_worker: float = 0.0
+    idle_seconds: float = 0.0
+    wasted_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One worker's used units of one batch, as an `Order` sees them.
+
+    Attributes:
+        worker: Who visited.
+        epoch: The worker's epoch these units belong to.
+        units: Unit numbers within the shard, in visiting order.
+        sketches: One row a unit: its gradient, or a linear sketch of it. Rows may be non-finite. None when
+            the order did not want this epoch's gradients.
+        local_steps: Length p of the stint the batch was part of.
+    """
+
+    worker: int
+    epoch: int
+    units: np.ndarray
+    sketches: Tensor | None
+    local_steps: int
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """One update, as a `Period` sees it. Every number is the same on every rank.
+
+    Attributes:
+        step: Local steps each worker has taken since the start of the run (the longest, where they differ).
+        progress: Share of the run that is over, in [0, 1].
+        lr: Learning rate of the last local step.
+        spread: Measured spread of the merged reports.
+        movement: ||mean change||^2, how far the averaged weights moved since the averaging before.
+        loss: Mean training loss of the merged reports.
+        local_steps: The stint length that led to this averaging.
+    """
+
+    step: int
+    progress: float
+    lr: float
+    spread: float
+    movement: float
+    loss: float
+    local_steps: int
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """One update, as a `Pace` sees it.
+
+    Attributes:
+        seconds: Cluster time of the update.
+        progress: Share of the run that is over, in [0, 1].
+        workers: Who the merged reports came from.
+        losses: Mean training loss of each merged report.
+        durations: Compute seconds of each finished stint per local step, merged or not.
+        censored: For each stint cancelled by this update, seconds per local step it had run for without finishing.
+        staleness: Of each merged report.
+    """
+
+    seconds: float
+    progress: float
+    workers: Sequence[int]
+    losses: Sequence[float]
+    durations: Sequence[float]
+    censored: Sequence[float]
+    staleness: Sequence[int]
+
+
+# --------------------------------------------------------------------------------------------------------- policies
+
+
+@runtime_checkable
+class Order(Protocol):
+    """Which unit does each worker visit next?
+
+    Life cycle: ``begin`` once; then for every worker and epoch, ``sequence`` when the worker reaches that epoch (epochs of
+    one worker come in turn, epochs of different workers may overlap) and ``observe`` once for every batch that was
+    used, in the order the reports were merged (by worker within one update). A worker's ``sequence`` for epoch e + 1 is
+    asked for only after every unit of its epoch e was taken from the queue, but reports may still be under way: under
+    asynchronous paces the last batch of e may be observed after ``sequence(worker, e + 1)``.
+
+    Attributes:
+        unit: Examples per unit.
+        sketch: How unit gradients are to be sketched: ``"exact"``, ``"fold:K"``, ``"ghost:R"``; None when never wanted.
+    """
+
+    unit: int
+    sketch: str | None
+
+    def begin(self, sizes: Sequence[int], seed: int, lockstep: bool) -> None:
+        """Start a run: ``sizes[j]`` units at worker j; ``lockstep`` if every update waits for every worker."""
+
+    def sequence(self, worker: int, epoch: int) -> np.ndarray:
+        """Return the order of ``range(sizes[worker])`` for this epoch. Asking twice gives the same answer."""
+
+    def wants(self, worker: int, epoch: int) -> bool:
+        """Whether reports about this epoch should carry sketches. Called before the batch is computed."""
+
+    def observe(self, visit: Visit) -> None:
+        """Take note of used units. Called after the update that merged them."""
+
+    def telemetry(self) -> State:
+        """Numbers for the log: ``herding`` (bound of the last finished epoch), ``skipped`` pairs; empty if none."""
+
+    def state_dict(self) -> State:
+        """The whole state, small and plain."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore after ``begin`` with the same sizes and seed."""
+
+
+@runtime_checkable
+class Period(Protocol):
+    """How many local steps does a worker take between two averagings?
+
+    Life cycle: ``length`` whenever a worker is given a stint, ``averaged`` after every update.
+
+    Attributes:
+        local: False when reports are gradients and the optimizer is the server's (full communication).
+    """
+
+    local: bool
+
+    def length(self, lr: float, progress: float) -> int:
+        """Local steps of a stint that starts now; at least 1."""
+
+    def averaged(self, seen: Averaging) -> None:
+        """Take note of an update. Called once per update, on every rank with the same numbers."""
+
+    def telemetry(self) -> State:
+        """Numbers for the log, e.g. ``c2``."""
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Pace(Protocol):
+    """How many reports does an update wait for, and what happens to the workers it did not wait for?
+
+    Life cycle: ``begin`` once, ``k`` before every report is counted, ``weight`` for every report that is merged,
+    ``updated`` after every update.
+
+    Attributes:
+        cancels: The others are cancelled and restart from the new weights; otherwise they keep going on their old ones.
+        idles: A finisher idles until the update (K distinct workers count); otherwise it takes another batch at once
+            (K stints count, K may exceed the number of workers).
+        late: With ``cancels``: ``"cancel"`` stops the others at once; ``"ignore"`` lets them finish and discards the result.
+        max_staleness: Reports older than this are dropped instead of merged; None for no limit.
+        needs_distance: Whether ``weight`` uses its ``distance`` argument; clusters compute it only then.
+    """
+
+    cancels: bool
+    idles: bool
+    late: str
+    max_staleness: int | None
+    needs_distance: bool
+
+    def begin(self, workers: int) -> None:
+        """Start a run; raises `InputError` for a K that cannot be."""
+
+    def k(self) -> int:
+        """How many reports the next update waits for. Clusters clip it to the workers that are alive and have work."""
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether every update of the run waits for exactly one report of every worker."""
+
+    def weight(self, staleness: int, distance: float) -> float:
+        """Factor on one report's change; ``distance`` is ||w_now - w_read||^2, or 0 unless ``needs_distance``."""
+
+    def updated(self, seen: Arrivals) -> None:
+        """Take note of an update."""
+
+    def telemetry(self) -> State: ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------------------- tasks
+
+
+class Examples(Protocol):
+    """A finite data set, read by index."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of these examples, stacked along the first dimension."""
+
+    def labels(self) -> np.ndarray | None:
+        """One class per example, for splits by label; None when the examples have no classes."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A model, its data, its loss and its metric.
+
+    Attributes:
+        name: As in the experiment file.
+        metric: What ``scores`` measures, e.g. ``"accuracy"``.
+        higher_is_better: Direction of the metric.
+        convex: Whether the objective has one minimum, so that its gap f - f* can be shown.
+        l2: Strength of (l2/2)||w||^2 in the objective; its gradient is added to every report's.
+        lr, batch: Sensible defaults.
+    """
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    convex: bool
+    l2: float
+    lr: float
+    batch: int
+    train: Examples
+    test: Examples
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model. The caller has seeded torch's generator."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One loss per example, without the l2 term."""
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One score per example."""
+
+    def summarise(self, mean_score: float) -> float:
+        """The metric from the mean score; the identity for an accuracy, exp for a perplexity."""
+
+    def perturb(self, inputs: Tensor, targets: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Noise that is fresh at every visit."""
+
+    @property
+    def noisy(self) -> bool:
+        """Whether ``perturb`` does anything; it is not called otherwise."""
+
+
+# ---------------------------------------------------------------------------------------------------------- clusters
+
+
+class Work(Protocol):
+    """Where a cluster gets stints from; implemented once, by the training loop."""
+
+    def assign(self, worker: int) -> Stint | None:
+        """The next stint of a worker, at the current version; None while it has to rest (see ``training.py``)."""
+
+    def give_back(self, stint: Stint) -> None:
+        """Return the units of a stint that was not used to the head of the worker's queue."""
+
+    def read(self, version: int) -> Tensor:
+        """The weights of a version some worker still holds, as one vector."""
+
+    def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
+        """For each batch, whether its report should carry sketches."""
+
+
+class Cluster(Protocol):
+    """Runs stints and merges reports.
+
+    Life cycle: ``collect`` and ``publish`` alternate until the run stops; then ``close``, also after an exception.
+    """
+
+    def collect(self) -> Update:
+        """Give every free worker a stint, wait until pace's K reports are in, and merge them."""
+
+    def publish(self) -> None:
+        """New weights exist (``Work.read`` has them); workers that start from now on read them."""
+
+    def state_dict(self) -> State:
+        """Everything needed to go on exactly, between two updates."""
+
+    def load_state_dict(self, state: State) -> None: ...
+
+    def close(self) -> None:
+        """Release processes and files."""

@@ -1,0 +1,17 @@
+"""The one exception a user's mistake turns into."""
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used.
+
+    The message is one line that stands on its own: what was wrong, the value, and what is allowed. The command
+    line prints it and exits with code 2; nothing else prints a message without a traceback.
+    """
+
+
+def nearest(name: str, allowed: list[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest allowed name, or an empty string when none is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
