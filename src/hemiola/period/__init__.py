@@ -1,1 +1,17 @@
-"""."""
+"""Period: how many local steps between two averagings, and how the averaging travels."""
+
+from hemiola.period.exchange import Exchange
+from hemiola.period.measuring import Adaptive, Budget
+from hemiola.period.schedules import QSR, Constant, Decreasing, Full, PostLocal
+
+PERIODS: dict[str, type] = {
+    "full": Full,
+    "constant": Constant,
+    "adaptive": Adaptive,
+    "decreasing": Decreasing,
+    "post-local": PostLocal,
+    "qsr": QSR,
+    "budget": Budget,
+}
+
+__all__ = ["PERIODS", "QSR", "Adaptive", "Budget", "Constant", "Decreasing", "Exchange", "Full", "PostLocal"]

@@ -1,0 +1,71 @@
+"""The ramp 1 -> 2 -> 4 ...: make stints longer only while that does no harm."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from hemiola.contracts import Averaging, State
+
+# Averagings spent at each rung. The first half of them settles (momentum, the change of p), the second half is judged.
+RUNG = 6
+
+# Noise alone leaves S / movement unchanged when p doubles, common progress makes it smaller, workers that run apart at
+# most double it in theory; above this growth local steps pull the workers apart faster than they move them.
+APART = 1.5
+
+
+class Ramp:
+    """Climbs from p = 1 to ``start`` by doubling, and steps back for good when a rung does harm.
+
+    The measure is S / ||mean change||^2: how far the workers are apart, in units of how far they went together. With n
+    workers and pure noise it is n - 1 at any p. A rung does harm when, against the rung before, this ratio grew by more
+    than `APART` and the training loss did not fall; where the loss is not known (NaN) the ratio decides alone. A rung
+    whose loss or spread is not finite does harm too.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.p = 1
+        self.over = start == 1
+        self._ratios: list[float] = []
+        self._losses: list[float] = []
+        self._before: tuple[float, float] | None = None
+
+    def climb(self, seen: Averaging) -> None:
+        """Take note of an averaging at ``p``; may change ``p`` and ``over``."""
+        self._ratios.append(seen.spread / seen.movement if seen.movement > 0.0 else math.inf)
+        self._losses.append(seen.loss)
+        if len(self._ratios) < RUNG:
+            return
+        now = median(self._ratios[RUNG // 2 :]), fmean(self._losses[RUNG // 2 :])
+        if self._harms(now):
+            self.p = max(1, self.p // 2)
+            self.over = True
+        elif self.p >= self.start:
+            self.over = True
+        else:
+            self._before = now
+            self.p = min(2 * self.p, self.start)
+        self._ratios, self._losses = [], []
+
+    def _harms(self, now: tuple[float, float]) -> bool:
+        if self._before is None:
+            return False
+        apart = now[0] > APART * self._before[0]
+        fell = now[1] < self._before[1]
+        return apart and not fell
+
+    def state_dict(self) -> State:
+        return {
+            "p": self.p,
+            "over": self.over,
+            "ratios": list(self._ratios),
+            "losses": list(self._losses),
+            "before": None if self._before is None else list(self._before),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.p, self.over = state["p"], state["over"]
+        self._ratios, self._losses = list(state["ratios"]), list(state["losses"])
+        self._before = None if state["before"] is None else (state["before"][0], state["before"][1])

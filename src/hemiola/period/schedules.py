@@ -1,0 +1,126 @@
+"""The periods that are told when to average: full, constant, decreasing, post-local, QSR.
+
+They look at the learning rate and at how much of the run is over, never at what the averagings measured, so they have
+no state but their options. ``measuring.py`` holds the periods that listen.
+"""
+
+from __future__ import annotations
+
+from hemiola.contracts import Averaging, State
+from hemiola.errors import InputError
+from hemiola.period.checks import own_state, whole, within
+
+
+class _Schedule:
+    """A period that is a function of its options, the learning rate and the progress of the run.
+
+    Attributes:
+        kind: Name in the experiment file; stored in the state.
+        needs_progress: Whether ``length`` depends on the progress, so that the length of the run must be known.
+    """
+
+    kind: str
+    local = True
+    needs_progress = False
+
+    def averaged(self, seen: Averaging) -> None:
+        """Nothing measured changes a schedule."""
+
+    def telemetry(self) -> State:
+        return {}
+
+    def state_dict(self) -> State:
+        return {"kind": self.kind, "version": 1}
+
+    def load_state_dict(self, state: State) -> None:
+        own_state(state, self.kind, 1)
+
+
+class Full(_Schedule):
+    """Exchange gradients at every step: ordinary synchronous SGD, p = 1 and one optimizer at the server."""
+
+    kind = "full"
+    local = False
+
+    def length(self, lr: float, progress: float) -> int:
+        return 1
+
+
+class Constant(_Schedule):
+    """Average every ``p`` local steps (CPSGD, local SGD).
+
+    Args:
+        p: Local steps between two averagings.
+    """
+
+    kind = "constant"
+
+    def __init__(self, *, p: int = 4) -> None:
+        self.p = whole("p", p, 1)
+
+    def length(self, lr: float, progress: float) -> int:
+        return self.p
+
+
+class Decreasing(_Schedule):
+    """``start`` local steps in the first half of the run, ``end`` in the second.
+
+    The baseline the ADPSGD paper (arXiv 2007.06134) argues against: it takes long stints exactly while the learning
+    rate, and with it the spread, is large.
+
+    Args:
+        start: Period of the first half.
+        end: Period of the second half, at most ``start``.
+    """
+
+    kind = "decreasing"
+    needs_progress = True
+
+    def __init__(self, *, start: int = 16, end: int = 4) -> None:
+        self.start = whole("start", start, 1)
+        self.end = whole("end", end, 1)
+        if end > start:
+            raise InputError(f"end must be at most start = {start}, got {end}")
+
+    def length(self, lr: float, progress: float) -> int:
+        return self.start if progress < 0.5 else self.end
+
+
+class PostLocal(_Schedule):
+    """Average every step up to ``switch``, then every ``p`` steps (post-local SGD, arXiv 1808.07217).
+
+    Args:
+        switch: Share of the run after which stints become longer; usually where the learning rate first drops.
+        p: Period after the switch.
+    """
+
+    kind = "post-local"
+    needs_progress = True
+
+    def __init__(self, *, switch: float = 0.5, p: int = 16) -> None:
+        self.switch = within("switch", switch, 0.0, 1.0)
+        self.p = whole("p", p, 1)
+
+    def length(self, lr: float, progress: float) -> int:
+        return 1 if progress < self.switch else self.p
+
+
+class QSR(_Schedule):
+    """Quadratic synchronisation rule, p = max(base, floor((alpha / lr)^2)) (arXiv 2310.14423, equation 2).
+
+    Args:
+        base: Shortest period (the paper's H_base).
+        alpha: Growth coefficient; (alpha / lr)^2 exceeds ``base`` once the learning rate is below alpha / sqrt(base).
+    """
+
+    kind = "qsr"
+
+    def __init__(self, *, base: int = 4, alpha: float = 0.2) -> None:
+        self.base = whole("base", base, 1)
+        self.alpha = within("alpha", alpha, 0.0, float("inf"))
+
+    def length(self, lr: float, progress: float) -> int:
+        if lr <= 0.0:  # a warm-up may start at zero, where the rule is undefined and nothing moves
+            return self.base
+        # rounded at 12 digits first: (0.2 / 0.1)^2 must be 4 although 0.2 / 0.1 need not be 2 in binary
+        return max(self.base, int(round((self.alpha / lr) ** 2, 12)))
