@@ -1,0 +1,329 @@
+"""What each kind of layer adds to a unit's gradient, from its inputs and its back-propagated signal.
+
+A linear layer's gradient for one example is b a^T: the signal b that comes back to its output times its input a, summed
+over positions where there are several (a sequence, a convolution). Both are seen during one ordinary forward and
+backward pass, so no per-example gradient has to be formed by a pass of its own. Every layer here can give
+
+* the **whole** gradient of each example (``rank`` None), or
+* a **ghost** of it: b whole, and a only along ``rank`` directions (``directions.py``). The bias is one more direction,
+  along which every input is 1, so that one product b [V a, 1]^T gives both.
+
+A layer's life: ``capture`` in the forward pass, with its input; ``blocks`` in the backward pass, with what was captured
+and the signal. `fused.py` does a convolution's ``capture`` for almost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hemiola.order.directions import principal_directions, row_limit
+from hemiola.streams import torch_stream
+
+
+class Layer(ABC):
+    """One layer whose part of every example's gradient can be told from hooks.
+
+    Attributes:
+        name: As in ``model.named_modules()``.
+        module: The layer.
+        rank: Input directions kept, or None for all of the gradient.
+        parameters: Names of its parameters that are trained.
+        widths: Numbers per example in each of ``blocks``: a block for each parameter when whole, else one block.
+    """
+
+    widths: list[int]
+
+    def __init__(self, name: str, module: nn.Module, rank: int | None) -> None:
+        self.name, self.module, self.rank = name, module, rank
+        self.parameters = [key for key, p in module.named_parameters(recurse=False) if p.requires_grad]
+        if rank is None:
+            self.widths = [getattr(module, key).numel() for key in self.parameters]
+
+    @abstractmethod
+    def capture(self, a: Tensor, examples: int) -> Tensor:
+        """Keep what ``blocks`` needs of the layer's input, a batch of ``examples``."""
+
+    @abstractmethod
+    def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
+        """Return one (examples, width) block for each of ``widths``."""
+
+    def fits(self, a: Tensor, examples: int) -> bool:
+        """Whether the input's first dimension is the batch, possibly with each example's positions folded into it."""
+        return a.dim() >= 1 and a.shape[0] > 0 and a.shape[0] % examples == 0
+
+
+class Projecting(Layer):
+    """A layer that multiplies its input with a weight: the ghost is taken along principal input directions.
+
+    Attributes:
+        filters: What to multiply the input with: each group's directions, then zeros where there is a bias. None
+            before the first batch.
+        constants: What to add: 0 for each direction, 1 for the bias.
+    """
+
+    groups = 1
+    length: int
+
+    def __init__(self, name: str, module: nn.Module, rank: int | None) -> None:
+        super().__init__(name, module, rank)
+        self.filters: Tensor | None = None
+        self.constants: Tensor | None = None
+
+    @property
+    def directions(self) -> int:
+        """Of the weight; the bias comes on top."""
+        return min(self.rank or 0, self.length) if "weight" in self.parameters else 0
+
+    @property
+    def kept(self) -> int:
+        """Numbers kept of an input: its directions, and 1 for the bias."""
+        return self.directions + ("bias" in self.parameters)
+
+    def adopt(self, directions: Tensor) -> None:
+        """Use these (groups, directions, length) directions from now on."""
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        filters = torch.zeros(self.groups, self.kept, self.length, dtype=working_type(weight), device=weight.device)
+        filters[:, : self.directions] = directions.to(filters)
+        constants = torch.zeros(self.groups, self.kept, dtype=filters.dtype, device=filters.device)
+        constants[:, self.directions :] = 1
+        self.filters, self.constants = filters.flatten(0, 1), constants.flatten()
+
+    @abstractmethod
+    def samples(self, a: Tensor) -> Tensor:
+        """Return some of the (groups, rows, length) vectors the weight is multiplied with."""
+
+    def estimate(self, a: Tensor) -> Tensor:
+        """Return the principal directions of these inputs, (groups, directions, length)."""
+        return principal_directions(self.samples(a), self.directions)
+
+
+def working_type(weight: Tensor) -> torch.dtype:
+    """Sketches are float32, or float64 for a float64 model; never half."""
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+class Dense(Projecting):
+    """`nn.Linear`, on (batch, features) or with positions in between."""
+
+    def __init__(self, name: str, module: nn.Linear, rank: int | None) -> None:
+        super().__init__(name, module, rank)
+        self.length = module.in_features
+        if rank is not None:
+            self.widths = [module.out_features * self.kept]
+
+    def samples(self, a: Tensor) -> Tensor:
+        rows = a.reshape(-1, self.length)
+        return rows[:: math.ceil(len(rows) / row_limit(self.length))].unsqueeze(0)
+
+    def capture(self, a: Tensor, examples: int) -> Tensor:
+        if self.filters is None:
+            return a
+        return F.linear(a.to(self.filters.dtype), self.filters, self.constants)
+
+    def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
+        dtype = working_type(b)
+        b = b.reshape(examples, -1, b.shape[-1]).to(dtype)
+        kept = kept.reshape(examples, -1, kept.shape[-1]).to(dtype)
+        product = _product(b, kept)
+        if self.rank is not None:
+            return [product.flatten(1)]
+        found = {"weight": lambda: product.flatten(1), "bias": lambda: b.sum(1)}
+        return [found[key]() for key in self.parameters]
+
+
+def _product(b: Tensor, kept: Tensor) -> Tensor:
+    """Sum over positions of b kept^T, for (examples, positions, .) tensors."""
+    if b.shape[1] == 1:
+        return b.transpose(1, 2) * kept
+    return torch.bmm(b.transpose(1, 2), kept)
+
+
+class Convolution(Projecting):
+    """`nn.Conv1d` and `nn.Conv2d`, with any stride, padding, dilation and groups."""
+
+    def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d, rank: int | None) -> None:
+        super().__init__(name, module, rank)
+        self.conv = module
+        self.groups = module.groups
+        self.shape = (module.in_channels // module.groups, *module.kernel_size)
+        self.length = math.prod(self.shape)
+        if rank is not None:
+            self.widths = [module.out_channels * self.kept]
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """What the convolution itself pads; the rest is done by `padded`."""
+        conv = self.conv
+        if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+            return (0,) * len(conv.kernel_size)
+        return tuple(conv.padding)
+
+    def padded(self, a: Tensor) -> Tensor:
+        """The input, padded where the module pads by a separate operation."""
+        conv = self.conv
+        if not isinstance(conv.padding, str) and conv.padding_mode == "zeros":
+            return a
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        return F.pad(a, conv._reversed_padding_repeated_twice, mode)
+
+    def convolve(self, a: Tensor, filters: Tensor, constants: Tensor | None) -> Tensor:
+        """This layer's convolution of an already padded input, with other filters."""
+        conv, zeros = self.conv, [0] * len(self.padding)
+        return torch.convolution(
+            a, filters, constants, conv.stride, self.padding, conv.dilation, False, zeros, self.groups
+        )
+
+    def patches(self, a: Tensor, coarser: int = 1) -> Tensor:
+        """The (batch, groups, length, positions) vectors that meet the weight, at every ``coarser``-th position."""
+        conv, padding = self.conv, self.padding
+        kernel, dilation = conv.kernel_size, conv.dilation
+        stride = tuple(step * coarser for step in conv.stride)
+        if a.dim() == 3:  # one-dimensional: unfold wants an image
+            a, kernel, dilation = a.unsqueeze(2), (1, *kernel), (1, *dilation)
+            stride, padding = (1, *stride), (0, *padding)
+        found = F.unfold(a, kernel, dilation=dilation, padding=padding, stride=stride)
+        return found.view(found.shape[0], self.groups, self.length, -1)
+
+    def samples(self, a: Tensor) -> Tensor:
+        a = self.padded(a)
+        positions = a.shape[0] * math.prod(a.shape[2:]) / math.prod(self.conv.stride)
+        coarser = max(1, math.ceil((positions / row_limit(self.length)) ** (1 / (a.dim() - 2))))
+        found = self.patches(a, coarser).permute(1, 0, 3, 2).flatten(1, 2)
+        return found[:, :: math.ceil(found.shape[1] / row_limit(self.length))]
+
+    def capture(self, a: Tensor, examples: int) -> Tensor:
+        a = self.padded(a)
+        if self.filters is None or self.constants is None:
+            return a
+        return self.convolve(a.to(self.filters.dtype), self.filters.view(-1, *self.shape), self.constants)
+
+    def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
+        dtype = working_type(b)
+        pieces = b.shape[0] // examples  # of one example, where a model folds a dimension into the batch
+        if self.rank is None:
+            kept = self.patches(kept.to(dtype))
+        else:
+            kept = kept.reshape(b.shape[0], self.groups, self.kept, -1).to(dtype)
+        signal = b.to(dtype).reshape(b.shape[0], self.groups, b.shape[1] // self.groups, -1)
+        if self.groups == 1:
+            product = torch.bmm(signal.squeeze(1), kept.squeeze(1).transpose(1, 2))
+        else:
+            product = signal @ kept.transpose(2, 3)
+        product = product.reshape(examples, pieces, -1).sum(1) if pieces > 1 else product.reshape(examples, -1)
+        if self.rank is not None:
+            return [product]
+        found = {
+            "weight": lambda: product,
+            "bias": lambda: b.to(dtype).flatten(2).sum(2).reshape(examples, pieces, -1).sum(1),
+        }
+        return [found[key]() for key in self.parameters]
+
+    def fits(self, a: Tensor, examples: int) -> bool:
+        return a.dim() == len(self.shape) + 1 and super().fits(a, examples)
+
+
+class Lookup(Layer):
+    """`nn.Embedding`. Its ghost puts tokens into buckets with random signs, short whatever the vocabulary."""
+
+    BUCKETS = 32
+
+    def __init__(self, name: str, module: nn.Embedding, rank: int | None, seed: int) -> None:
+        super().__init__(name, module, rank)
+        self.embedding = module
+        tokens = module.num_embeddings
+        self.buckets = tokens
+        if rank is not None:
+            random = torch_stream("ghost buckets", seed, name)
+            self.buckets = min(tokens, max(rank, self.BUCKETS))
+            self.bucket = torch.randint(self.buckets, (tokens,), generator=random)
+            self.sign = torch.randint(2, (tokens,), generator=random) * 2 - 1
+            self.widths = [self.buckets * module.embedding_dim]
+
+    def capture(self, a: Tensor, examples: int) -> Tensor:
+        return a
+
+    def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
+        b = b.reshape(-1, b.shape[-1]).to(working_type(b))
+        tokens = kept.reshape(-1)
+        if self.embedding.padding_idx is not None:
+            b = b * (tokens != self.embedding.padding_idx).unsqueeze(1)
+        if self.rank is not None:
+            self.bucket, self.sign = self.bucket.to(tokens.device), self.sign.to(tokens.device)
+            b, tokens = b * self.sign[tokens].unsqueeze(1), self.bucket[tokens]
+        example = torch.arange(examples, device=tokens.device).repeat_interleave(len(tokens) // examples)
+        out = b.new_zeros(examples * self.buckets, b.shape[1])
+        out.index_add_(0, example * self.buckets + tokens, b)
+        return [out.view(examples, -1)]
+
+
+class Scaling(Layer):
+    """The scale and shift of a normalisation: LayerNorm, RMSNorm, GroupNorm, BatchNorm. Small enough to keep whole."""
+
+    def __init__(self, name: str, module: nn.Module, rank: int | None) -> None:
+        super().__init__(name, module, None)
+        self.trailing = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        if rank is not None:
+            self.rank, self.widths = rank, [sum(self.widths)]
+
+    def capture(self, a: Tensor, examples: int) -> Tensor:
+        module, a = self.module, a.to(working_type(a))
+        if isinstance(module, nn.LayerNorm):
+            return F.layer_norm(a, module.normalized_shape, eps=module.eps)
+        if isinstance(module, nn.RMSNorm):
+            return F.rms_norm(a, list(module.normalized_shape), eps=module.eps)
+        if isinstance(module, nn.GroupNorm):
+            return F.group_norm(a, module.num_groups, eps=module.eps)
+        assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if module.training or module.running_mean is None:
+            return F.batch_norm(a, None, None, training=True, eps=module.eps)
+        return F.batch_norm(a, module.running_mean, module.running_var, eps=module.eps)
+
+    def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
+        size = getattr(self.module, self.parameters[0]).numel()
+        b = b.to(kept.dtype)
+
+        def per_example(x: Tensor) -> Tensor:
+            if self.trailing:
+                return x.reshape(examples, -1, size).sum(1)
+            return x.reshape(x.shape[0], size, -1).sum(2).reshape(examples, -1, size).sum(1)
+
+        found = {"weight": lambda: per_example(b * kept), "bias": lambda: per_example(b)}
+        blocks = [found[key]() for key in self.parameters]
+        return blocks if self.rank is None else [torch.cat(blocks, 1)]
+
+
+def find_layers(model: nn.Module, rank: int | None, seed: int) -> tuple[list[Layer], list[str]]:
+    """Return the trained layers whose gradients hooks can tell, and the names of the trained ones where they cannot."""
+    layers: list[Layer] = []
+    left_out: list[str] = []
+    inside: str | None = None  # a module that uses its children's weights without calling them
+    for name, module in model.named_modules():
+        if inside is not None and name.startswith(inside):
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            inside = f"{name}." if name else ""
+        elif not any(p.requires_grad for p in module.parameters(recurse=False)):
+            continue
+        layer = _layer(name, module, rank, seed)
+        if layer is not None:
+            layers.append(layer)
+        elif any(p.requires_grad for p in module.parameters()):
+            left_out.append(f"{name or 'the model itself'} ({type(module).__name__})")
+    return layers, left_out
+
+
+def _layer(name: str, module: nn.Module, rank: int | None, seed: int) -> Layer | None:
+    if type(module).forward in (nn.Linear.forward,):
+        return Dense(name, module, rank)  # type: ignore[arg-type]
+    if type(module).forward in (nn.Conv1d.forward, nn.Conv2d.forward):
+        return Convolution(name, module, rank)  # type: ignore[arg-type]
+    if isinstance(module, nn.Embedding) and not module.scale_grad_by_freq and module.max_norm is None:
+        return Lookup(name, module, rank, seed)
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
+        return Scaling(name, module, rank)
+    return None
