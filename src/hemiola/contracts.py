@@ -107,6 +107,8 @@ class Update:
         bytes_per_worker: What this update sent from an average worker.
         idle_seconds: Worker-seconds spent waiting since the update before.
         wasted_seconds: Worker-seconds spent on cancelled, late or dropped stints since the update before.
+        durations: Compute seconds per local step of each stint that ended.
+        censored: Seconds per local step that each cancelled stint had run for.
     """
 
     reports: list[Report]
@@ -119,6 +121,8 @@ class Update:
     bytes_per_worker: float = 0.0
     idle_seconds: float = 0.0
     wasted_seconds: float = 0.0
+    durations: list[float] = field(default_factory=list)
+    censored: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -389,6 +393,13 @@ class Cluster(Protocol):
 
     def publish(self) -> None:
         """New weights exist (``Work.read`` has them); workers that start from now on read them."""
+
+    @property
+    def now(self) -> float:
+        """Cluster time in seconds; virtual when simulated."""
+
+    def live_versions(self) -> set[int]:
+        """Versions of the weights that stints under way have read; the others may be forgotten."""
 
     def state_dict(self) -> State:
         """Everything needed to go on exactly, between two updates."""

@@ -1,0 +1,224 @@
+"""The virtual clock: which worker finishes when, and which reports make the next update.
+
+Events are kept in a heap keyed by (time, sequence), so ties are decided by rule and a run is the same every time. Nothing
+here knows about gradients; `simulated.py` computes them afterwards, for the stints that count.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hemiola.clusters.link import Link, ServerLink
+from hemiola.contracts import Batch, Pace, State, Stint, Work
+from hemiola.pace.delays import DelayStreams
+
+
+@dataclass
+class Running:
+    """A stint under way.
+
+    Attributes:
+        stint: What the worker does.
+        started: When it read the weights.
+        computed: When its last local step ends.
+        due: When the next thing happens to it: its computation ends, or its report arrives.
+        sequence: Decides between events at the same time.
+        sending: The report is on the link.
+        late: An update has passed it by; its report will not be listened to.
+    """
+
+    stint: Stint
+    started: float
+    computed: float
+    due: float
+    sequence: int
+    sending: bool = False
+    late: bool = False
+
+
+@dataclass
+class Round:
+    """What led to one update.
+
+    Attributes:
+        arrived: The stints that count, in order of arrival, each with the time its report arrived.
+        seconds: When the last of them arrived.
+        cancelled: Stints cut short by this update, with how long each had run.
+        late: Stints that finished too late and were not listened to.
+        dropped: Stints refused as too stale.
+        durations: Compute seconds per local step of every stint that ended.
+        idle_seconds, wasted_seconds: See `hemiola.contracts.Update`.
+    """
+
+    arrived: list[tuple[Running, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    cancelled: list[tuple[Stint, float]] = field(default_factory=list)
+    late: list[Stint] = field(default_factory=list)
+    dropped: list[Stint] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
+    idle_seconds: float = 0.0
+    wasted_seconds: float = 0.0
+
+
+class Clockwork:
+    """Workers, their delays, and the server's link.
+
+    Args:
+        work: Gives out stints.
+        pace: Decides whom an update waits for.
+        delays: Compute time of every local step.
+        link: Costs of messages; reports and weights use it only when updates do not wait for everyone (then the
+            exchange is an all-reduce, whose time `simulated.py` adds).
+        message: Bytes of one report and of the weights.
+    """
+
+    def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float):
+        self.work = work
+        self.pace = pace
+        self.delays = delays
+        self.message = message
+        self.server = None if link.free or pace.lockstep else ServerLink(link)
+        self.now = 0.0
+        self.version = 0
+        self.running: dict[int, Running] = {}
+        self.free_since = [0.0] * delays.workers
+        self._draws = [0] * delays.workers
+        self._sequence = 0
+        self._heap: list[tuple[float, int, int]] = []
+
+    def next_round(self) -> Round:
+        """Start every free worker and run the clock until the next update."""
+        this = Round()
+        for worker in range(self.delays.workers):
+            if worker not in self.running:
+                this.idle_seconds += self.now - self.free_since[worker]
+                self.free_since[worker] = self.now
+                self._start(worker)
+        for running in self._finishers():
+            stint = running.stint
+            self.free_since[stint.worker] = self.now
+            this.durations.append((running.computed - running.started) / len(stint.batches))
+            if running.late or self._too_stale(stint):
+                this.wasted_seconds += running.computed - running.started
+                (this.late if running.late else this.dropped).append(stint)
+                if running.late:
+                    self.work.give_back(stint)
+                self._start(stint.worker)
+                continue
+            this.arrived.append((running, self.now))
+            if len(this.arrived) >= self.pace.k():
+                break
+            if not self.pace.idles:
+                self._start(stint.worker)
+        this.seconds = self.now
+        if self.pace.cancels:
+            self._pass_by(this)
+        return this
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for everyone, for an exchange that all take part in; it does not count as idling."""
+        self.now += seconds
+        self.free_since = [since + seconds for since in self.free_since]
+
+    def _finishers(self) -> Iterator[Running]:
+        """Stints whose reports arrive, one after the other, until nothing runs any more."""
+        while self.running:
+            time, sequence, worker = heapq.heappop(self._heap)
+            running = self.running.get(worker)
+            if running is None or running.sequence != sequence:
+                continue  # It was cancelled.
+            self.now = time
+            if self.server is not None and not running.sending:
+                running.sending = True
+                running.due = self.server.upload(time, self.message)
+                self._push(running)
+                continue
+            del self.running[worker]
+            yield running
+
+    def _start(self, worker: int) -> None:
+        stint = self.work.assign(worker)
+        if stint is None:
+            return
+        steps = len(stint.batches)
+        begin = self.now if self.server is None else self.server.download(self.now, self.message)
+        computed = begin + self.delays.seconds(worker, self._draws[worker], steps)
+        self._draws[worker] += steps
+        self._push(Running(stint, begin, computed, computed, 0))
+
+    def _push(self, running: Running) -> None:
+        self._sequence += 1
+        running.sequence = self._sequence
+        self.running[running.stint.worker] = running
+        heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
+
+    def _too_stale(self, stint: Stint) -> bool:
+        limit = self.pace.max_staleness
+        return limit is not None and self.version - stint.version > limit
+
+    def _pass_by(self, this: Round) -> None:
+        """Cancel whoever the update did not wait for, or decide not to listen to them."""
+        if self.pace.late == "ignore":
+            for running in self.running.values():
+                running.late = True
+            return
+        for worker, running in sorted(self.running.items()):
+            ran = max(self.now - running.started, 0.0)
+            this.cancelled.append((running.stint, ran))
+            this.wasted_seconds += ran
+            self.work.give_back(running.stint)
+            self.free_since[worker] = self.now
+        self.running.clear()
+        self._heap.clear()
+        if self.server is not None:
+            self.server.clear(self.now)
+
+    def state_dict(self) -> State:
+        return {
+            "now": self.now,
+            "version": self.version,
+            "free_since": list(self.free_since),
+            "draws": list(self._draws),
+            "sequence": self._sequence,
+            "server": None if self.server is None else [self.server.down_free, self.server.up_free],
+            "running": [
+                {
+                    "stint": stint_state(r.stint),
+                    "started": r.started,
+                    "computed": r.computed,
+                    "due": r.due,
+                    "sequence": r.sequence,
+                    "sending": r.sending,
+                    "late": r.late,
+                }
+                for r in self.running.values()
+            ],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.now, self.version = state["now"], state["version"]
+        self.free_since, self._draws = list(state["free_since"]), list(state["draws"])
+        if self.server is not None:
+            self.server.down_free, self.server.up_free = state["server"]
+        self.running, self._heap = {}, []
+        for saved in state["running"]:
+            running = Running(**{**saved, "stint": stint_from(saved["stint"])})
+            self.running[running.stint.worker] = running
+            heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
+        self._sequence = state["sequence"]
+
+
+def stint_state(stint: Stint) -> State:
+    """A stint as plain values."""
+    batches = [[batch.epoch, batch.position, batch.units.tolist()] for batch in stint.batches]
+    return {"worker": stint.worker, "number": stint.number, "version": stint.version, "batches": batches, "rates": list(stint.rates)}
+
+
+def stint_from(state: State) -> Stint:
+    """The reverse of `stint_state`."""
+    batches = tuple(Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in state["batches"])
+    return Stint(state["worker"], state["number"], state["version"], batches, tuple(state["rates"]))

@@ -1,0 +1,201 @@
+"""The simulated cluster: one process, a virtual clock, real gradients.
+
+`Clockwork` decides who finishes when; this file computes what the finishers found, lazily, from the version of the weights
+each had read. Versions are shared, not copied per worker; stints that read the same version are computed in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hemiola.clusters.clockwork import Clockwork, Round
+from hemiola.clusters.link import Link, ring_bytes
+from hemiola.clusters.stints import Finished, StintRunner
+from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
+from hemiola.pace.delays import DelayStreams
+from hemiola.period.exchange import Exchange
+from hemiola.clusters.sender import Sender
+
+FLOAT_BYTES = 4
+
+
+class SimulatedCluster:
+    """P workers in one process.
+
+    Args:
+        work: Gives out stints and holds the versions of the weights.
+        runner: Computes stints.
+        pace: Whom an update waits for.
+        period: Whether reports are gradients or changes of weights.
+        exchange: How changes are sent.
+        delays: Compute time of every local step.
+        link: Between the machines.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        runner: StintRunner,
+        pace: Pace,
+        period: Period,
+        exchange: Exchange,
+        delays: DelayStreams,
+        link: Link,
+        seed: int,
+    ):
+        self.work = work
+        self.runner = runner
+        self.pace = pace
+        self.period = period
+        self.exchange = exchange
+        self.link = link
+        self.workers = delays.workers
+        self.sender = Sender(exchange, runner.initial.numel(), seed)
+        self.clock = Clockwork(work, pace, delays, link, self.sender.message_bytes)
+
+    @property
+    def now(self) -> float:
+        """Cluster time."""
+        return self.clock.now
+
+    def live_versions(self) -> set[int]:
+        """Versions that stints under way have read."""
+        return {running.stint.version for running in self.clock.running.values()}
+
+    def collect(self) -> Update:
+        """Run the clock to the next update and compute its reports."""
+        this = self.clock.next_round()
+        this.arrived.sort(key=lambda pair: (pair[0].stint.worker, pair[0].stint.number))
+        stints = [running.stint for running, _ in this.arrived]
+        change, finished, spread = self._merge(stints)
+        reports, refused = [], []
+        for (running, arrived), loss, sketches, finite in zip(
+            this.arrived, finished.losses, finished.sketches, finished.finite, strict=True
+        ):
+            if not finite:
+                refused.append(running.stint)
+                continue
+            staleness = self.clock.version - running.stint.version
+            reports.append(Report(running.stint, staleness, arrived - running.started, loss, sketches))
+        return Update(
+            reports=reports,
+            change=change if reports else None,
+            seconds=self._exchange_time(this, stints),
+            spread=spread,
+            cancelled=[stint for stint, _ in this.cancelled] + this.late,
+            dropped=this.dropped,
+            refused=refused,
+            bytes_per_worker=self._bytes(this, finished),
+            idle_seconds=this.idle_seconds,
+            wasted_seconds=this.wasted_seconds,
+            durations=this.durations,
+            censored=[ran / len(stint.batches) for stint, ran in this.cancelled],
+        )
+
+    def publish(self) -> None:
+        """Workers that start from now on read the next version."""
+        self.clock.version += 1
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    # ---------------------------------------------------------------------------------------------------------- merge
+
+    def _merge(self, stints: Sequence[Stint]) -> tuple[Tensor, Finished, float]:
+        """The weighted mean of the stints' changes; if it is not finite, of those that are."""
+        factors = self._factors(stints)
+        if not self.period.local and self.sender.exact:
+            change, finished = self._shared_gradient(stints, factors)
+            if bool(torch.isfinite(change).all()):
+                return change, finished, 0.0
+        rows, finished = self._rows(stints)
+        good = [i for i, finite in enumerate(finished.finite) if finite]
+        if not good:
+            return rows[0], finished, 0.0
+        rows = self.sender.send(rows[good], [stints[i] for i in good])
+        weights = torch.tensor([factors[i] for i in good], dtype=rows.dtype) * (len(stints) / len(good))
+        change = weights @ rows
+        if not self.period.local:
+            return change, finished, 0.0
+        self.runner.combine_momentum([stints[i].worker for i in good], self.exchange.momentum)
+        spread = float((rows - rows.mean(0)).square().sum() / len(good))
+        return change, finished, spread
+
+    def _factors(self, stints: Sequence[Stint]) -> list[float]:
+        """What each change is multiplied with: the pace's weight over the number of reports."""
+        now = self.work.read(self.clock.version)
+        factors = []
+        for stint in stints:
+            distance = 0.0
+            if self.pace.needs_distance:
+                distance = float((now - self.work.read(stint.version)).square().sum())
+            factors.append(self.pace.weight(self.clock.version - stint.version, distance) / len(stints))
+        return factors
+
+    def _shared_gradient(self, stints: Sequence[Stint], factors: Sequence[float]) -> tuple[Tensor, Finished]:
+        """One backward pass for each version read."""
+        total: Tensor | None = None
+        finished = Finished([0.0] * len(stints), [()] * len(stints), [True] * len(stints))
+        for version in sorted({stint.version for stint in stints}):
+            chosen = [i for i, stint in enumerate(stints) if stint.version == version]
+            group = [stints[i] for i in chosen]
+            wanted = [self.work.wants_sketches(stint)[0] for stint in group]
+            change, part = self.runner.gradient(self.work.read(version), group, [factors[i] for i in chosen], wanted)
+            total = change if total is None else total + change
+            for at, i in enumerate(chosen):
+                finished.losses[i], finished.sketches[i], finished.finite[i] = part.losses[at], part.sketches[at], part.finite[at]
+        assert total is not None
+        return total, finished
+
+    def _rows(self, stints: Sequence[Stint]) -> tuple[Tensor, Finished]:
+        """Every stint's own change. A worker that reports twice runs its stints one after the other."""
+        finished = Finished([0.0] * len(stints), [()] * len(stints), [True] * len(stints))
+        rows: list[Tensor] = [torch.empty(0)] * len(stints)
+        waiting = list(range(len(stints)))
+        while waiting:
+            now: list[int] = []
+            for i in waiting:
+                if stints[i].worker not in {stints[j].worker for j in now}:
+                    now.append(i)
+            waiting = [i for i in waiting if i not in now]
+            group = [stints[i] for i in now]
+            starts = [self.work.read(stint.version) for stint in group]
+            wanted = [self.work.wants_sketches(stint) for stint in group]
+            if self.period.local:
+                changes, part = self.runner.changes(starts, group, wanted)
+            else:
+                changes, part = self.runner.gradients(starts, group, [want[0] for want in wanted])
+            for at, i in enumerate(now):
+                rows[i] = changes[at]
+                finished.losses[i], finished.sketches[i], finished.finite[i] = part.losses[at], part.sketches[at], part.finite[at]
+        return torch.stack(rows), finished
+
+    # ------------------------------------------------------------------------------------------------ time and bytes
+
+    def _exchange_time(self, this: Round, stints: Sequence[Stint]) -> float:
+        """Where everyone waits for everyone the exchange is a ring all-reduce; else reports have paid their way."""
+        if self.pace.lockstep:
+            self.clock.advance(self.link.ring_seconds(self.sender.message_bytes, self.workers))
+        return self.clock.now
+
+    def _bytes(self, this: Round, finished: Finished) -> float:
+        """Bytes an average worker sent for this update: its change, and the sketches that rode on it."""
+        sketches = sum(FLOAT_BYTES * rows.numel() for one in finished.sketches for rows in one if rows is not None)
+        if self.pace.lockstep:
+            return ring_bytes(self.sender.message_bytes, self.workers) + sketches / self.workers
+        sent = len(this.arrived) + len(this.late) + len(this.dropped)
+        return (sent * self.sender.message_bytes + sketches) / self.workers
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> State:
+        """Clock, the workers' optimizers, and what the wire still owes."""
+        return {"clock": self.clock.state_dict(), "runner": self.runner.state_dict(), "sender": self.sender.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.clock.load_state_dict(state["clock"])
+        self.runner.load_state_dict(state["runner"])
+        self.sender.load_state_dict(state["sender"])

@@ -1,0 +1,252 @@
+"""Running stints: real gradients of the real model, in as few calls as possible.
+
+Three ways, all giving the same numbers to float tolerance (tests compare them):
+
+* gradients of many workers at the same weights: one forward and backward over all their examples, each weighted;
+* local steps of many workers at different weights: parameters stacked and the forward pass vmapped, where measuring
+  showed this to be faster;
+* one worker after the other: everything else (BatchNorm, recurrent layers, convolutions with real batches, sketches
+  under local steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hemiola.clusters.batches import BatchReader, Read
+from hemiola.contracts import Batch, Stint, Task
+from hemiola.flat import FlatModel
+from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
+from hemiola.order.gradients import UnitGradients
+from hemiola.streams import torch_seed
+
+Sketches = tuple[Tensor | None, ...]
+
+# Below this many examples per worker, convolutions stacked over workers (grouped convolutions) beat one call each.
+_SMALL_BATCH = 4
+
+
+@dataclass
+class Finished:
+    """What running some stints gave.
+
+    Attributes:
+        losses: Mean training loss of each stint.
+        sketches: Of each stint, one entry a batch.
+        finite: For each stint, whether its change was finite.
+    """
+
+    losses: list[float]
+    sketches: list[Sketches]
+    finite: list[bool]
+
+
+class StintRunner:
+    """Runs stints of any worker in this process.
+
+    Args:
+        task: Model, data and loss.
+        shards: Example indices of each worker.
+        unit: Examples per unit.
+        sketch: What the order policy asked for, or None.
+        optimizer: For local steps.
+        seed: Of the run.
+    """
+
+    def __init__(
+        self, task: Task, shards: Sequence[np.ndarray], unit: int, sketch: str | None, optimizer: Optimizer, seed: int
+    ):
+        self.task = task
+        self.seed = seed
+        self.optimizer = optimizer
+        torch.manual_seed(torch_seed("model", seed))
+        self.flat = FlatModel(task.model())
+        self.initial = self.flat.weights.clone()
+        self.reader = BatchReader(task, shards, unit, seed)
+        self.local: dict[int, torch.optim.Optimizer] = {}
+        self._unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
+        kinds = [type(module) for module in self.flat.module.modules()]
+        self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
+        self._stacks = not self.flat.has_buffers and not any(issubclass(kind, nn.RNNBase) for kind in kinds)
+
+    # ------------------------------------------------------------------------------------------- gradients, p = 1
+
+    def gradient(
+        self, weights: Tensor, stints: Sequence[Stint], factors: Sequence[float], wanted: Sequence[bool]
+    ) -> tuple[Tensor, Finished]:
+        """The sum over stints of factor times gradient, all at the same weights.
+
+        With buffers (BatchNorm) every worker's batch passes alone, so that statistics are a worker's own.
+        """
+        if self.flat.has_buffers and len(stints) > 1:
+            changes, finished = self.gradients([weights] * len(stints), stints, wanted)
+            return torch.tensor(factors, dtype=changes.dtype) @ changes, finished
+        read = self.reader.read([(stint.worker, stint.batches[0]) for stint in stints])
+        scale = torch.tensor([f / n for f, n in zip(factors, read.counts, strict=True)], dtype=self.flat.weights.dtype)
+        per_example = scale.repeat_interleave(torch.tensor(read.counts))
+        losses, rows = self._backward(weights, read, per_example, any(wanted), stints[0])
+        change = self.flat.weights - weights  # zero but for buffers, which the forward pass may have moved
+        change[: self.flat.size] = self.flat.gradient
+        if self.task.l2:
+            change[: self.flat.size].add_(weights[: self.flat.size], alpha=self.task.l2 * sum(factors))
+        if self.flat.has_buffers:
+            change[self.flat.size :] *= sum(factors)
+        means = [float(part.mean()) for part in losses.split(read.counts)]
+        pieces = rows.split(read.units) if rows is not None else [None] * len(stints)
+        sketches = [(piece if want else None,) for piece, want in zip(pieces, wanted, strict=True)]
+        return change, Finished(means, sketches, [bool(np.isfinite(mean)) for mean in means])
+
+    def gradients(
+        self, starts: Sequence[Tensor], stints: Sequence[Stint], wanted: Sequence[bool]
+    ) -> tuple[Tensor, Finished]:
+        """Each stint's own gradient, one row a stint."""
+        rows, finished = [], Finished([], [], [])
+        for weights, stint, want in zip(starts, stints, wanted, strict=True):
+            row, one = self.gradient(weights, [stint], [1.0], [want])
+            rows.append(row)
+            finished.losses += one.losses
+            finished.sketches += one.sketches
+            finished.finite.append(bool(torch.isfinite(row).all()))
+        return torch.stack(rows), finished
+
+    # ------------------------------------------------------------------------------------------ local steps, p >= 1
+
+    def changes(
+        self,
+        starts: Sequence[Tensor],
+        stints: Sequence[Stint],
+        wanted: Sequence[Sequence[bool]],
+    ) -> tuple[Tensor, Finished]:
+        """Each stint's change of weights by its worker's own optimizer, one row a stint.
+
+        The stints must be of different workers, because a worker's optimizer remembers its stints in order.
+        """
+        if len({stint.worker for stint in stints}) != len(stints):
+            raise ValueError("two stints of one worker in one call")
+        now = torch.stack(list(starts))
+        before = now.clone()
+        totals = [0.0] * len(stints)
+        sketches: list[list[Tensor | None]] = [[] for _ in stints]
+        for index in range(max(len(stint.batches) for stint in stints)):
+            active = [i for i, stint in enumerate(stints) if index < len(stint.batches)]
+            batches = [(stints[i].worker, stints[i].batches[index]) for i in active]
+            want = [wanted[i][index] for i in active]
+            losses, gradients, rows = self._local_gradients(now[active], batches, want, [stints[i] for i in active], index)
+            for at, i in enumerate(active):
+                totals[i] += losses[at]
+                sketches[i].append(rows[at])
+                self._local_step(stints[i].worker, now[i], gradients[at], stints[i].rates[index])
+        change = now - before
+        return change, Finished(
+            [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)],
+            [tuple(rows) for rows in sketches],
+            torch.isfinite(change).all(dim=1).tolist(),
+        )
+
+    def combine_momentum(self, workers: Sequence[int], rule: MomentumRule) -> None:
+        """After an averaging of these workers, average or reset their optimizers' memory."""
+        combine_momentum([self.local[worker] for worker in workers if worker in self.local], rule)
+
+    def _local_step(self, worker: int, weights: Tensor, gradient: Tensor, rate: float) -> None:
+        """One step of a worker's own optimizer, in place; buffers simply take their new values."""
+        if worker not in self.local:
+            self.local[worker] = self.optimizer.attach(nn.Parameter(weights[: self.flat.size].clone()))
+        group = self.local[worker].param_groups[0]
+        parameter = group["params"][0]
+        group["lr"] = rate
+        parameter.data = weights[: self.flat.size]
+        parameter.grad = gradient[: self.flat.size]
+        self.local[worker].step()
+        if self.flat.has_buffers:
+            weights[self.flat.size :] += gradient[self.flat.size :]
+
+    def _local_gradients(
+        self,
+        weights: Tensor,
+        batches: Sequence[tuple[int, Batch]],
+        wanted: Sequence[bool],
+        stints: Sequence[Stint],
+        index: int,
+    ) -> tuple[list[float], Tensor, list[Tensor | None]]:
+        sizes = {len(self.reader.examples(worker, batch.units)) for worker, batch in batches}
+        stack = (
+            self._stacks
+            and len(batches) > 1
+            and not any(wanted)
+            and len(sizes) == 1
+            and (not self._convolves or max(sizes) < _SMALL_BATCH)
+        )
+        if stack:
+            return self._stacked_gradients(weights, batches, stints[0], index)
+        losses, rows, gradients = [], [], []
+        for at, (worker, batch) in enumerate(batches):
+            read = self.reader.read([(worker, batch)])
+            per_example = torch.full((read.counts[0],), 1 / read.counts[0], dtype=weights.dtype)
+            example_losses, row = self._backward(weights[at], read, per_example, wanted[at], stints[at], index)
+            gradient = self.flat.weights - weights[at]
+            gradient[: self.flat.size] = self.flat.gradient
+            if self.task.l2:
+                gradient[: self.flat.size].add_(weights[at][: self.flat.size], alpha=self.task.l2)
+            losses.append(float(example_losses.mean()))
+            gradients.append(gradient)
+            rows.append(row)
+        return losses, torch.stack(gradients), rows
+
+    def _stacked_gradients(
+        self, weights: Tensor, batches: Sequence[tuple[int, Batch]], stint: Stint, index: int
+    ) -> tuple[list[float], Tensor, list[Tensor | None]]:
+        """Gradients at different weights in one call: the forward pass vmapped over workers, one backward for all."""
+        read = self.reader.read(batches)
+        workers = len(batches)
+        leaf = weights.detach().requires_grad_()
+
+        def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+            return self.task.losses(functional_call(self.flat.module, parameters, (inputs,)), targets).mean()
+
+        self._prepare(stint, index)
+        inputs = read.inputs.view(workers, -1, *read.inputs.shape[1:])
+        targets = read.targets.view(workers, -1, *read.targets.shape[1:])
+        losses = vmap(loss, randomness="different")(self.flat.split(leaf), inputs, targets)
+        (gradients,) = torch.autograd.grad(losses.sum(), leaf)
+        if self.task.l2:
+            gradients.add_(weights, alpha=self.task.l2)
+        return losses.tolist(), gradients, [None] * workers
+
+    # --------------------------------------------------------------------------------------------------- one backward
+
+    def _backward(
+        self, weights: Tensor, read: Read, per_example: Tensor, wanted: bool, stint: Stint, index: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Fill ``self.flat.gradient`` with the weighted sum of the examples' gradients; return losses and sketches."""
+        self.flat.load(weights)
+        self.flat.gradient.zero_()
+        self._prepare(stint, index)
+        if wanted:
+            assert self._unit_gradients is not None
+            return self._unit_gradients.compute(read.inputs, read.targets, per_example, read.rows)
+        losses = self.task.losses(self.flat.module(read.inputs), read.targets)
+        (losses * per_example).sum().backward()  # type: ignore[no-untyped-call]
+        return losses.detach(), None
+
+    def _prepare(self, stint: Stint, index: int) -> None:
+        """Dropout and its like draw from torch's global generator: give each call a stream of its own."""
+        self.flat.module.train()
+        torch.manual_seed(torch_seed("forward", self.seed, stint.worker, stint.number, index))
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, object]:
+        """What the workers' own optimizers remember."""
+        return {"local": {worker: optimizer.state_dict() for worker, optimizer in self.local.items()}}
+
+    def load_state_dict(self, state: dict[str, dict[int, dict[str, object]]]) -> None:
+        self.local = {}
+        for worker, saved in state["local"].items():
+            self.local[worker] = self.optimizer.attach(nn.Parameter(self.initial[: self.flat.size].clone()))
+            self.local[worker].load_state_dict(saved)

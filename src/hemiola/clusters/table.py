@@ -1,0 +1,65 @@
+"""The table of clusters: name in the experiment file -> what builds it.
+
+A builder takes the experiment file's folder, the number of workers, and its options as keyword arguments; it checks them
+at once and returns a function that makes the cluster around a plan and the training loop that gives out the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hemiola.clusters.link import Link
+from hemiola.contracts import Cluster, Work
+from hemiola.errors import InputError
+from hemiola.options import check_options
+from hemiola.pace.delays import DelayStreams, parse_delay
+
+if TYPE_CHECKING:
+    from hemiola.training.loop import Plan
+
+
+def simulated(
+    base: Path,
+    workers: int,
+    /,
+    *,
+    delay: str = "constant(1.0)",
+    slow: dict[str, float] | None = None,
+    link: dict[str, str] | None = None,
+) -> Callable[[Any, Work], Cluster]:
+    """One process, a virtual clock, real gradients.
+
+    Args:
+        base: Folder of the experiment file.
+        workers: How many.
+        delay: Law of the seconds one local step takes.
+        slow: Factors on the delays of some workers, by number.
+        link: ``bandwidth`` and ``latency`` between machines; messages take no time without.
+    """
+    law = parse_delay(delay, base)
+    factors = slow_factors(slow or {})
+    DelayStreams(law, workers, 0, factors)
+    wire = Link.parse(**check_options(Link.parse, link or {}, "link"))
+
+    def make(plan: Plan, work: Work) -> Cluster:
+        from hemiola.clusters.simulated import SimulatedCluster
+        from hemiola.clusters.stints import StintRunner
+
+        runner = StintRunner(plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed)
+        delays = DelayStreams(law, workers, plan.seed, factors)
+        return SimulatedCluster(work, runner, plan.pace, plan.period, plan.exchange, delays, wire, plan.seed)
+
+    return make
+
+
+def slow_factors(table: dict[str, float]) -> dict[int, float]:
+    """Read ``slow = { 3 = 5.0 }``; TOML keys are strings."""
+    try:
+        return {int(worker): float(factor) for worker, factor in table.items()}
+    except ValueError:
+        raise InputError(f"slow: must map worker numbers to factors, as in {{ 3 = 5.0 }}, got {table}") from None
+
+
+CLUSTERS: dict[str, Callable[..., Callable[[Any, Work], Cluster]]] = {"simulated": simulated}

@@ -1,0 +1,137 @@
+"""The optimizer of a run: a torch.optim class on one flat vector, and a learning rate that follows the run's progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hemiola.errors import InputError, nearest
+from hemiola.options import check_options, option_names
+
+# Only optimizers that treat every number alike: weights travel as one vector, so shapes are not known here.
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta")
+
+Schedule = Callable[[float], float]
+
+
+def constant() -> Schedule:
+    """The learning rate stays as it is."""
+    return lambda progress: 1.0
+
+
+def multi_step(*, milestones: list[float], gamma: float = 0.1) -> Schedule:
+    """Times ``gamma`` at each milestone, a share of the run."""
+    _shares("milestones", milestones)
+    return lambda progress: gamma ** sum(progress >= milestone for milestone in milestones)
+
+
+def step(*, step_size: float, gamma: float = 0.1) -> Schedule:
+    """Times ``gamma`` after every ``step_size``, a share of the run."""
+    _shares("step_size", [step_size])
+    return lambda progress: gamma ** math.floor(progress / step_size + 1e-9)
+
+
+def cosine(*, end: float = 0.0) -> Schedule:
+    """Half a cosine from 1 to ``end``."""
+    _shares("end", [end])
+    return lambda progress: end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def linear(*, start: float = 1.0, end: float = 0.0, until: float = 1.0) -> Schedule:
+    """A straight line from ``start`` to ``end``, reached at ``until``, a share of the run; a warm-up if start < end."""
+    _shares("until", [until])
+    return lambda progress: start + (end - start) * min(progress / until, 1.0)
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": constant,
+    "MultiStepLR": multi_step,
+    "StepLR": step,
+    "CosineAnnealingLR": cosine,
+    "LinearLR": linear,
+}
+
+
+def _shares(name: str, values: list[float]) -> None:
+    for value in values:
+        if not 0 <= value <= 1 or (value == 0 and name in ("step_size", "until")):
+            raise InputError(f"{name} must be a share of the run in [0, 1], got {value}")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A torch.optim class, its arguments, and a schedule of its learning rate.
+
+    Attributes:
+        name: The class's name in torch.optim.
+        lr: Learning rate before the schedule's factor.
+        arguments: Everything else the class takes.
+        schedule: Factor on ``lr`` as a function of the run's progress in [0, 1].
+    """
+
+    name: str
+    lr: float
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Schedule = field(default_factory=constant)
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise InputError(f"optimizer.name: unknown optimizer {self.name!r}{nearest(self.name, list(OPTIMIZERS))} Known: {known}")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise InputError(f"optimizer.lr: must be a positive number, got {self.lr}")
+        allowed = [name for name in option_names(getattr(torch.optim, self.name)) if name not in _NOT_FOR_USERS]
+        for key in self.arguments:
+            if key not in allowed:
+                raise InputError(
+                    f"optimizer.{key}: {self.name} takes no such argument{nearest(key, allowed)} It takes: {', '.join(allowed)}"
+                )
+        try:
+            self.attach(nn.Parameter(torch.zeros(1)))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"optimizer: {self.name} refuses its arguments: {error}") from None
+
+    def rate(self, progress: float) -> float:
+        """Learning rate when this share of the run is over."""
+        return self.lr * self.schedule(min(max(progress, 0.0), 1.0))
+
+    def attach(self, parameter: Tensor) -> torch.optim.Optimizer:
+        """A fresh optimizer of one flat vector."""
+        made: torch.optim.Optimizer = getattr(torch.optim, self.name)([parameter], lr=self.lr, foreach=False, **self.arguments)
+        return made
+
+
+_NOT_FOR_USERS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
+
+
+def make_schedule(table: Mapping[str, Any] | None) -> Schedule:
+    """Build a schedule from the experiment file's table."""
+    if table is None:
+        return constant()
+    options = dict(table)
+    name = options.pop("name", None)
+    if name not in SCHEDULES:
+        hint = nearest(str(name), list(SCHEDULES))
+        raise InputError(f"optimizer.schedule.name: unknown schedule {name!r}{hint} Known: {', '.join(SCHEDULES)}")
+    return SCHEDULES[name](**check_options(SCHEDULES[name], options, "optimizer.schedule"))
+
+
+MomentumRule = Literal["local", "average", "reset"]
+
+
+def combine_momentum(optimizers: list[torch.optim.Optimizer], rule: MomentumRule) -> None:
+    """After an averaging, average or reset what the workers' optimizers remember."""
+    if rule == "local":
+        return
+    states = [next(iter(optimizer.state.values()), {}) for optimizer in optimizers]
+    for key, first in next(iter(states), {}).items():
+        if isinstance(first, Tensor) and first.dim() == 1:
+            values = [state[key] for state in states if isinstance(state.get(key), Tensor)]
+            merged = torch.zeros_like(first) if rule == "reset" else torch.stack(values).mean(0)
+            for value in values:
+                value.copy_(merged)

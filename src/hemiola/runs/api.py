@@ -1,0 +1,57 @@
+"""`hemiola.train`: the experiment file's fields as arguments, plain records as the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hemiola.errors import InputError
+from hemiola.experiment import Experiment
+from hemiola.runs.execute import check_with_data, run_experiment
+from hemiola.runs.results import Result
+from hemiola.runs.store import Store
+from hemiola.runs.worker import train_cell
+
+
+def train(
+    *,
+    out: Path | str | None = None,
+    data: Path | str | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
+    **experiment: Any,
+) -> list[Result]:
+    """Run an experiment from Python.
+
+    ``hemiola.train(task="digits-logistic", workers=4, stop={"epochs": 3}, order="cd-grab")`` does what ``hemiola run``
+    does with a file that says the same; every field of the experiment file is a keyword.
+
+    Args:
+        out: Folder for results.csv, log.jsonl and resumable state; without it everything runs in this process and
+            nothing is written.
+        data: Folder of the data sets, else HEMIOLA_DATA.
+        jobs: With ``out``: parallel processes; as many as there are cores by default.
+        resume: With ``out``: go on with what the folder already holds.
+        **experiment: The fields of an experiment file, as plain values.
+
+    Returns:
+        One `Result` per run, sweep point and seed, in that order: ``result.row`` is its row of results.csv,
+        ``result.log`` its evaluations.
+
+    Raises:
+        InputError: Something in the experiment cannot be used.
+        RuntimeError: A part of the experiment failed for another reason; the message says which and why.
+    """
+    checked = Experiment(experiment)
+    folder = None if data is None else Path(data)
+    if out is None:
+        if jobs is not None or resume:
+            raise InputError("jobs and resume need a folder to work in; give out=DIR")
+        check_with_data(checked, folder)
+        return [result for cell in checked.cells if (result := train_cell(cell, folder)) is not None]
+    outcome = run_experiment(checked, Path(out), folder, jobs, resume)
+    if outcome.failed:
+        cell, why = outcome.failed[0]
+        raise RuntimeError(f"{len(outcome.failed)} of {outcome.total} parts failed; first {cell.run!r}, seed {cell.seed}: {why}")
+    store = Store(Path(out), checked)
+    return [result for cell in checked.cells if (result := store.finished(cell)) is not None]

@@ -1,0 +1,188 @@
+"""Every cell of an experiment, in parallel processes, until all are finished or someone says stop."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from hemiola.contracts import Task
+from hemiola.errors import InputError
+from hemiola.experiment import Cell, Experiment
+from hemiola.flat import FlatModel
+from hemiola.runs.progress import Display
+from hemiola.runs.store import Store
+from hemiola.runs.worker import work_on
+from hemiola.tasks import optimum
+
+# A cell told to stop finishes its update and writes a checkpoint; then it is ended the hard way.
+STOP_PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Outcome:
+    """How an experiment ended: how many cells are finished, which failed and why, and whether it was interrupted."""
+
+    finished: int
+    total: int
+    failed: list[tuple[Cell, str]]
+    interrupted: bool
+
+
+@dataclass
+class _Active:
+    cell: Cell
+    process: BaseProcess
+    pipe: Connection
+    began: float
+    ended: dict[str, Any] | None = None
+
+
+def run_experiment(
+    experiment: Experiment, folder: Path, data: Path | None = None, jobs: int | None = None, resume: bool = False,
+    display: Display | None = None,
+) -> Outcome:
+    """Run every cell that is not finished, and write results.csv and log.jsonl.
+
+    Args:
+        experiment: What to run.
+        folder: Where results go.
+        data: Folder of the data sets.
+        jobs: Cells side by side; as many as there are cores by default.
+        resume: Go on with what the folder already holds.
+        display: Shows progress; None for silence.
+    """
+    facts = check_with_data(experiment, data)
+    store = Store(folder, experiment)
+    store.open(facts, resume)
+    try:
+        waiting = [cell for cell in experiment.cells if store.finished(cell) is None]
+        display = display or Display.silent()
+        display.begin(len(experiment.cells), len(experiment.cells) - len(waiting))
+        with _forked_pool(), _stop_requests() as stop, display:
+            failed = _run_all(waiting, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
+        finished = store.assemble()
+        return Outcome(finished, len(experiment.cells), failed, stop.is_set())
+    finally:
+        store.close()
+
+
+def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]:
+    """Build every run once, so that a mistake shows before anything is computed; returns facts about the task."""
+    tasks: dict[str, Task] = {}
+    for cell in experiment.cells:
+        if cell.seed == experiment.seeds[0]:
+            try:
+                plan, _ = cell.plan(data)
+            except InputError as error:
+                prefix = f"run {cell.run!r}: " if len(experiment.runs) > 1 else ""
+                raise InputError(f"{prefix}{error}") from None
+            tasks[str(cell.settings.task)] = plan.task
+    for task in tasks.values():
+        if task.convex:
+            optimum(task)  # Found once here and cached, not once in every process.
+    first = next(iter(tasks.values()))
+    return {
+        "name": first.name,
+        "metric": first.metric,
+        "higher_is_better": first.higher_is_better,
+        "convex": first.convex,
+        "examples": len(first.train),
+        "parameters": FlatModel(first.model()).size,
+    }
+
+
+def _run_all(
+    waiting: list[Cell], store: Store, data: Path | None, jobs: int, stop: threading.Event, display: Display
+) -> list[tuple[Cell, str]]:
+    queue, active, failed = list(waiting), [], []
+    stop_by = float("inf")
+    while active or (queue and not stop.is_set()):
+        while queue and len(active) < jobs and not stop.is_set():
+            active.append(_launch(queue.pop(0), store, data))
+            display.started(active[-1].cell)
+        if stop.is_set() and stop_by == float("inf"):
+            stop_by = time.monotonic() + STOP_PATIENCE_SECONDS
+            _tell_to_stop(active)
+        if time.monotonic() > stop_by:
+            for one in active:
+                one.process.kill()
+        wait([one.pipe for one in active] + [one.process.sentinel for one in active], timeout=0.2)
+        for one in list(active):
+            _read(one, display)
+            if not one.process.is_alive():
+                _read(one, display)
+                active.remove(one)
+                ended = one.ended or {"ended": "failed", "error": f"its process ended with code {one.process.exitcode}"}
+                if ended["ended"] == "failed" and not (stop.is_set() and one.ended is None):
+                    failed.append((one.cell, ended["error"]))
+                display.ended(one.cell, ended, store.finished(one.cell), time.monotonic() - one.began)
+                one.pipe.close()
+    return failed
+
+
+def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:
+    context = _context()
+    mine, theirs = context.Pipe()
+    process = context.Process(target=work_on, args=(cell, store.cell_folder(cell), data, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return _Active(cell, process, mine, time.monotonic())
+
+
+def _read(one: _Active, display: Display) -> None:
+    try:
+        while one.pipe.poll():
+            message = one.pipe.recv()
+            if "ended" in message:
+                one.ended = message
+            else:
+                display.moved(one.cell, message)
+    except (EOFError, OSError):
+        pass  # The process is gone; whether it had ended well is in one.ended.
+
+
+def _tell_to_stop(active: list[_Active]) -> None:
+    for one in active:
+        try:
+            one.pipe.send("stop")
+        except OSError:
+            continue  # It has ended already.
+
+
+def _context() -> Any:
+    """A fork server that has imported torch once: starting a cell takes milliseconds, and no thread is forked."""
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
+@contextmanager
+def _forked_pool() -> Iterator[None]:
+    context = _context()
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(["hemiola.runs.worker"])
+    yield
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event instead of ending this process."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,92 @@
+"""One cell in a process of its own: trains, reports progress, keeps checkpoints, stops when told."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hemiola.errors import InputError
+from hemiola.experiment import Cell
+from hemiola.runs.results import Result, result_of
+from hemiola.runs.store import load_checkpoint, save_checkpoint, save_result
+from hemiola.training import Training
+
+PROGRESS_SECONDS = 0.25
+CHECKPOINT_SECONDS = 20.0
+
+
+class _Watch:
+    """Called after every update: sends progress, writes checkpoints, and says whether to go on."""
+
+    def __init__(self, pipe: Connection, folder: Path):
+        self.pipe = pipe
+        self.folder = folder
+        self.stopped = False
+        self._next_message = 0.0
+        self._next_checkpoint = time.monotonic() + CHECKPOINT_SECONDS
+
+    def __call__(self, training: Training) -> bool:
+        now = time.monotonic()
+        if now >= self._next_message:
+            self._next_message = now + PROGRESS_SECONDS
+            self._tell({"progress": training.progress, "updates": training.version, "loss": training.records[-1]["train_loss"]})
+        if self.stopped or now >= self._next_checkpoint:
+            save_checkpoint(self.folder, training.state_dict())
+            self._next_checkpoint = time.monotonic() + CHECKPOINT_SECONDS
+        return not self.stopped
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            if self.pipe.poll():
+                self.pipe.recv()
+                self.stopped = True
+            self.pipe.send(message)
+        except (OSError, EOFError):
+            self.stopped = True  # The parent is gone: keep what there is.
+
+
+def work_on(cell: Cell, folder: Path, data: Path | None, pipe: Connection) -> None:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides.
+    watch = _Watch(pipe, folder)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(watch, "stopped", True))
+    try:
+        result = train_cell(cell, data, folder, watch)
+        if result is not None:
+            save_result(folder, result)
+        pipe.send({"ended": "stopped" if result is None else result.row["status"]})
+    except InputError as error:
+        pipe.send({"ended": "failed", "error": str(error)})
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        pipe.send({"ended": "failed", "error": text, "traceback": traceback.format_exc()})
+
+
+def train_cell(cell: Cell, data: Path | None, folder: Path | None = None, watch: _Watch | None = None) -> Result | None:
+    """Train one cell to its end; returns None when it was told to stop.
+
+    One thread a cell: results must not depend on how many cells run side by side.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            plan, make_cluster = cell.plan(data)
+            training = Training(plan, make_cluster)
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    if (state := load_checkpoint(folder)) is not None:
+                        training.load_state_dict(state)
+                status = training.run(watch)
+                return None if status == "running" else result_of(cell, training)
+            finally:
+                training.close()
+    finally:
+        torch.set_num_threads(threads)

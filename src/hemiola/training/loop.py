@@ -1,0 +1,396 @@
+"""The one loop: K reports are merged into an update, the policies take note, new weights are published.
+
+It is the same for every cluster. It also implements `hemiola.contracts.Work`: where workers get their stints from.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hemiola.contracts import Arrivals, Averaging, Cluster, Order, Pace, Period, State, Stint, Task, Update, Visit, Work
+from hemiola.errors import InputError
+from hemiola.flat import FlatModel
+from hemiola.optimizers import Optimizer
+from hemiola.period.exchange import Exchange
+from hemiola.streams import torch_seed
+from hemiola.training.evaluation import Evaluator
+from hemiola.training.ledger import Ledger
+from hemiola.training.queues import Queues
+
+KIND, VERSION = "hemiola-training", 1
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A stretch of a run, in exactly one of three measures; ``seconds`` are cluster time."""
+
+    epochs: float | None = None
+    updates: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.epochs, self.updates, self.seconds) if value is not None]
+        if len(given) != 1:
+            raise InputError(f"give exactly one of epochs, updates and seconds, got {len(given)}")
+        if not given[0] > 0:
+            raise InputError(f"must be above 0, got {given[0]}")
+
+    def share(self, epochs: float, updates: int, seconds: float) -> float:
+        """How often this amount fits into what has passed."""
+        if self.epochs is not None:
+            return epochs / self.epochs
+        if self.updates is not None:
+            return updates / self.updates
+        assert self.seconds is not None
+        return seconds / self.seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything one run needs.
+
+    Attributes:
+        task: Model, data, loss.
+        shards: Example indices of every worker.
+        batch: Examples per worker per local step.
+        seed: Names every random stream of the run.
+        order, period, pace: The three policies.
+        exchange: How changes travel.
+        optimizer: The server's for full communication, every worker's own otherwise.
+        stop: When the run ends.
+        every: How often to evaluate.
+        train_examples: Evaluate the training loss on so many examples; None for all.
+    """
+
+    task: Task
+    shards: Sequence[np.ndarray]
+    batch: int
+    seed: int
+    order: Order
+    period: Period
+    pace: Pace
+    exchange: Exchange
+    optimizer: Optimizer
+    stop: Amount
+    every: Amount
+    train_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch % self.order.unit:
+            raise InputError(f"batch must be a multiple of order.unit = {self.order.unit}, got {self.batch}")
+        smallest = min(len(shard) for shard in self.shards)
+        if self.batch > smallest:
+            raise InputError(f"batch: {self.batch} is larger than the smallest worker's shard of {smallest} examples")
+        self.exchange.check(self.period.local)
+
+
+ClusterFactory = Callable[[Plan, Work], Cluster]
+
+
+@dataclass
+class Averages:
+    """Running totals over averagings; see `Training.record`."""
+
+    steps: int = 0
+    count: int = 0
+    bytes_per_worker: float = 0.0
+    rate_sum: float = 0.0
+    spread_sum: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Training:
+    """One run of a plan on a cluster.
+
+    Args:
+        plan: What to run.
+        make_cluster: Builds the cluster around the plan and this object, which gives out the work.
+
+    Attributes:
+        records: One plain dict per evaluation, the lines of the log.
+        status: ``"running"``, ``"done"`` or ``"diverged"``.
+    """
+
+    def __init__(self, plan: Plan, make_cluster: ClusterFactory):
+        self.plan = plan
+        self.workers = len(plan.shards)
+        plan.pace.begin(self.workers)
+        unit = plan.order.unit
+        self.sizes = [-(-len(shard) // unit) for shard in plan.shards]
+        self.lockstep = plan.pace.lockstep
+        plan.order.begin(self.sizes, plan.seed, self.lockstep)
+        self.queues = Queues(plan.order, self.sizes, plan.batch // unit, self.lockstep, plan.stop.epochs)
+        self.ledger = Ledger(self.sizes)
+        torch.manual_seed(torch_seed("model", plan.seed))
+        flat = FlatModel(plan.task.model())
+        self.parameters = flat.size
+        self.version = 0
+        self.versions = {0: flat.weights.clone()}
+        self._server = plan.optimizer.attach(nn.Parameter(flat.weights[: flat.size].clone()))
+        self.evaluator = Evaluator(plan.task, plan.train_examples)
+        self.averages = Averages()
+        self.records: list[dict[str, Any]] = []
+        self.status = "running"
+        self.wall_seconds = 0.0
+        self._stints_given = [0] * self.workers
+        self._marks = 0
+        self.cluster = make_cluster(plan, self)
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def run(self, after_update: Callable[[Training], bool] | None = None) -> str:
+        """Train until the plan's end, or until ``after_update`` returns False.
+
+        Returns:
+            The status: ``"done"``, ``"diverged"``, or ``"running"`` when it was told to stop early.
+        """
+        if not self.records:
+            self._evaluate()
+        while self.status == "running":
+            began = time.perf_counter()
+            update = self.cluster.collect()
+            self._apply(update)
+            self.wall_seconds += time.perf_counter() - began
+            if self.status == "running" and self.progress >= 1 - 1e-12:
+                self.status = "done"
+            if self.status != "running" or self._due():
+                self._evaluate()
+            if after_update is not None and not after_update(self):
+                break
+        return self.status
+
+    def _apply(self, update: Update) -> None:
+        """Turn a merged update into the next version of the weights, and tell the policies."""
+        self.ledger.record(update)
+        if update.change is None:
+            self.status = "diverged"
+            return
+        rate = self._rate(update)
+        self._publish(self._next_weights(update.change, rate))
+        for report in update.reports:
+            for batch, sketches in zip(report.stint.batches, report.sketches, strict=True):
+                visit = Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
+                self.plan.order.observe(visit)
+        steps = max(len(report.stint.batches) for report in update.reports)
+        loss = sum(report.loss for report in update.reports) / len(update.reports)
+        self._note_averaging(update, steps, rate, loss)
+        self.plan.pace.updated(
+            Arrivals(
+                seconds=update.seconds,
+                progress=self.progress,
+                workers=[report.stint.worker for report in update.reports],
+                losses=[report.loss for report in update.reports],
+                durations=update.durations,
+                censored=update.censored,
+                staleness=[report.staleness for report in update.reports],
+            )
+        )
+
+    def _next_weights(self, change: Tensor, rate: float) -> Tensor:
+        weights = self.versions[self.version].clone()
+        if self.plan.period.local:
+            return weights.add_(change)
+        group = self._server.param_groups[0]
+        parameter = group["params"][0]
+        group["lr"] = rate
+        parameter.data = weights[: self.parameters]
+        parameter.grad = change[: self.parameters]
+        self._server.step()
+        weights[self.parameters :] += change[self.parameters :]
+        return weights
+
+    def _publish(self, weights: Tensor) -> None:
+        self.version += 1
+        self.versions[self.version] = weights
+        self.cluster.publish()
+        live = self.cluster.live_versions() | {self.version}
+        self.versions = {version: kept for version, kept in self.versions.items() if version in live}
+
+    def _note_averaging(self, update: Update, steps: int, rate: float, loss: float) -> None:
+        assert update.change is not None
+        averages, period = self.averages, self.plan.period
+        averages.steps += steps
+        averages.count += 1
+        averages.bytes_per_worker += update.bytes_per_worker
+        averages.rate_sum += rate * steps
+        averages.spread_sum += rate * steps * update.spread
+        movement = float(update.change[: self.parameters].square().sum()) if period.local else 0.0
+        seen = Averaging(averages.steps, self.progress, rate, update.spread, movement, loss, steps)
+        period.averaged(seen)
+        if period.local:
+            averages.history.append(
+                {
+                    "step": averages.steps,
+                    "period": steps,
+                    "spread": update.spread,
+                    "lr": rate,
+                    "c2": period.telemetry().get("c2"),
+                    "bytes": update.bytes_per_worker,
+                    "seconds": update.seconds,
+                }
+            )
+
+    def _rate(self, update: Update) -> float:
+        """The learning rate this update was made, or is to be made, with."""
+        if self.lockstep or self.plan.period.local:
+            return max(report.stint.rates[-1] for report in update.reports)
+        return self.plan.optimizer.rate(self.progress)
+
+    # ------------------------------------------------------------------------------------------- contracts.Work
+
+    def assign(self, worker: int) -> Stint | None:
+        """The next stint of a worker; None while it rests."""
+        progress = self._progress_of(worker)
+        steps = self.plan.period.length(self.plan.optimizer.rate(progress), progress)
+        batches = self.queues.take(worker, steps)
+        if not batches:
+            return None
+        number = self._stints_given[worker]
+        self._stints_given[worker] += 1
+        rates = tuple(self.plan.optimizer.rate(progress + i * self._step_share) for i in range(len(batches)))
+        return Stint(worker, number, self.version, tuple(batches), rates)
+
+    def give_back(self, stint: Stint) -> None:
+        """The units of a stint that was not used come again, first."""
+        self.queues.give_back(stint.worker, stint.batches)
+
+    def read(self, version: int) -> Tensor:
+        """The weights of a version."""
+        return self.versions[version]
+
+    def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
+        """For each batch, whether the order policy wants its unit gradients."""
+        return tuple(self.plan.order.wants(stint.worker, batch.epoch) for batch in stint.batches)
+
+    # ---------------------------------------------------------------------------------------------------- progress
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the training set that are complete or under way, as a fraction."""
+        return self.ledger.visited / sum(self.sizes)
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is over, in [0, 1]."""
+        return min(self.plan.stop.share(self.epochs, self.version, self.cluster.now), 1.0)
+
+    def _progress_of(self, worker: int) -> float:
+        """Share of the run that is over as one worker starts a stint; in lockstep counted in its own local steps."""
+        if self.lockstep and self.plan.stop.epochs is not None:
+            return self.queues.slots_done(worker) / (self.plan.stop.epochs * self.queues.slots_per_epoch)
+        return self.progress
+
+    @property
+    def _step_share(self) -> float:
+        """What one local step of everybody adds to the progress within a stint."""
+        if self.plan.stop.epochs is None:
+            return 0.0
+        return 1.0 / (self.plan.stop.epochs * self.queues.slots_per_epoch)
+
+    # -------------------------------------------------------------------------------------------------- evaluation
+
+    def _due(self) -> bool:
+        marks = math.floor(self.plan.every.share(self.epochs, self.version, self.cluster.now) + 1e-9)
+        return marks > self._marks
+
+    def _evaluate(self) -> None:
+        self._marks = math.floor(self.plan.every.share(self.epochs, self.version, self.cluster.now) + 1e-9)
+        began = time.perf_counter()
+        score = self.evaluator.score(self.versions[self.version])
+        if not score.finite:
+            self.status = "diverged"
+        self.wall_seconds += time.perf_counter() - began
+        self.records.append(self._record() | {
+            "train_loss": score.train_loss,
+            "train_gap": score.train_gap,
+            "test_loss": score.test_loss,
+            "test_metric": score.test_metric,
+        })
+        self.averages.history = []
+
+    def _record(self) -> dict[str, Any]:
+        ledger, averages, now = self.ledger, self.averages, self.cluster.now
+        worked = max(now * self.workers, 1e-300)
+        period: dict[str, Any] = {"p": round(averages.steps / averages.count) if averages.count else 1}
+        if self.plan.period.local:
+            period |= {"history": averages.history, **self.plan.period.telemetry()}
+        return {
+            "updates": self.version,
+            "epochs": self.epochs,
+            "seconds": now,
+            "lr": self.plan.optimizer.rate(self.progress),
+            "bytes_per_worker": averages.bytes_per_worker,
+            "averagings": averages.count,
+            "mean_period": averages.steps / averages.count if averages.count else None,
+            "weighted_spread": averages.spread_sum / averages.rate_sum if averages.rate_sum else None,
+            "mean_staleness": ledger.mean_staleness,
+            "max_staleness": ledger.max_staleness,
+            "mean_update_seconds": now / self.version if self.version else None,
+            "units_cancelled": ledger.total("cancelled"),
+            "units_dropped": ledger.total("dropped") + ledger.total("refused"),
+            "wall_seconds": self.wall_seconds,
+            "order": self.plan.order.telemetry(),
+            "period": period,
+            "pace": {
+                **self.plan.pace.telemetry(),
+                "staleness": {str(s): n for s, n in sorted(ledger.staleness.items())},
+                "idle_share": ledger.idle_seconds / worked,
+                "wasted_share": ledger.wasted_seconds / worked,
+                "mean_update_seconds": now / self.version if self.version else None,
+            },
+            "workers": ledger.per_worker(),
+        }
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> State:
+        """Everything needed to go on exactly; plain values and tensors."""
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "weights": {"now": self.version, "held": dict(self.versions)},
+            "optimizer": self._server.state_dict(),
+            "order": self.plan.order.state_dict(),
+            "period": self.plan.period.state_dict(),
+            "pace": self.plan.pace.state_dict(),
+            "queues": self.queues.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "cluster": self.cluster.state_dict(),
+            "averages": vars(self.averages) | {"history": list(self.averages.history)},
+            "records": list(self.records),
+            "status": self.status,
+            "wall_seconds": self.wall_seconds,
+            "stints_given": list(self._stints_given),
+            "marks": self._marks,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state of the same plan."""
+        if state.get("kind") != KIND or state.get("version") != VERSION:
+            raise InputError(f"not a checkpoint of hemiola training, version {VERSION}: {state.get('kind')!r} {state.get('version')!r}")
+        self.version, self.versions = state["weights"]["now"], dict(state["weights"]["held"])
+        self._server.load_state_dict(state["optimizer"])
+        self.plan.order.load_state_dict(state["order"])
+        self.plan.period.load_state_dict(state["period"])
+        self.plan.pace.load_state_dict(state["pace"])
+        self.queues.load_state_dict(state["queues"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.cluster.load_state_dict(state["cluster"])
+        self.averages = Averages(**state["averages"])
+        self.records = list(state["records"])
+        self.status = state["status"]
+        self.wall_seconds = state["wall_seconds"]
+        self._stints_given = list(state["stints_given"])
+        self._marks = state["marks"]
+
+    def close(self) -> None:
+        """Release the cluster."""
+        self.cluster.close()

@@ -1,0 +1,99 @@
+"""Every worker's queue of batches: the order policy's sequence, cut into batches, with what was given back at its head.
+
+Epochs are a worker's own: it starts its next pass when its shard is through, however far the others are. Where every update
+waits for every worker (lockstep) that would let shards whose sizes differ by one drift apart, so there an epoch has as
+many slots as the largest shard has batches, and a worker whose shard is through rests until the epoch ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hemiola.contracts import Batch, Order, State
+
+
+@dataclass
+class _Queue:
+    """One worker's place: its epoch, the next unit of that epoch's order, its slot, and batches that came back."""
+
+    epoch: int = 0
+    position: int = 0
+    slot: int = 0
+    returned: deque[Batch] = field(default_factory=deque)
+
+
+class Queues:
+    """The queues of all workers.
+
+    Args:
+        order: Gives the sequence of every worker and epoch.
+        sizes: Units of every worker.
+        units_per_batch: How many units a local step visits; the last batch of an epoch may be shorter.
+        lockstep: Whether workers rest until everyone's epoch ends.
+        epochs: The run's length in epochs, if that is what ends it: in lockstep nothing is given out beyond it.
+    """
+
+    def __init__(self, order: Order, sizes: Sequence[int], units_per_batch: int, lockstep: bool, epochs: float | None):
+        self.order = order
+        self.sizes = list(sizes)
+        self.units_per_batch = units_per_batch
+        self.lockstep = lockstep
+        self.slots_per_epoch = -(-max(sizes) // units_per_batch)
+        self.last_slot = None if epochs is None or not lockstep else round(epochs * self.slots_per_epoch)
+        self._queues = [_Queue() for _ in sizes]
+
+    def take(self, worker: int, batches: int) -> list[Batch]:
+        """The next batches of a worker; fewer, or none, where it has to rest or the run ends."""
+        queue = self._queues[worker]
+        taken: list[Batch] = []
+        for _ in range(batches):
+            if self.last_slot is not None and queue.slot >= self.last_slot:
+                break
+            queue.slot += 1
+            if queue.returned:
+                taken.append(queue.returned.popleft())
+                continue
+            if queue.position >= self.sizes[worker]:
+                if self.lockstep and queue.slot <= (queue.epoch + 1) * self.slots_per_epoch:
+                    continue
+                queue.epoch += 1
+                queue.position = 0
+            sequence = self.order.sequence(worker, queue.epoch)
+            units = sequence[queue.position : queue.position + self.units_per_batch]
+            taken.append(Batch(queue.epoch, queue.position, units))
+            queue.position += len(units)
+        return taken
+
+    def give_back(self, worker: int, batches: Sequence[Batch]) -> None:
+        """Put batches that were not used at the head of the worker's queue."""
+        queue = self._queues[worker]
+        queue.returned.extendleft(reversed(batches))
+        queue.slot -= len(batches)
+
+    def slots_done(self, worker: int) -> int:
+        """How many local steps the worker was given or rested through."""
+        return self._queues[worker].slot
+
+    def state_dict(self) -> State:
+        return {
+            "queues": [
+                {
+                    "epoch": queue.epoch,
+                    "position": queue.position,
+                    "slot": queue.slot,
+                    "returned": [[batch.epoch, batch.position, batch.units.tolist()] for batch in queue.returned],
+                }
+                for queue in self._queues
+            ]
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        for queue, saved in zip(self._queues, state["queues"], strict=True):
+            queue.epoch, queue.position, queue.slot = saved["epoch"], saved["position"], saved["slot"]
+            queue.returned = deque(
+                Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in saved["returned"]
+            )
