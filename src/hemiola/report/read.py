@@ -1,0 +1,301 @@
+"""A results folder as records: ``experiment.json``, ``results.csv`` and ``log.jsonl``.
+
+A folder may belong to a run that is still going on, and a diverged run leaves NaN and infinity behind; so a number
+that is missing or is not a number becomes NaN here, once, and everything later only asks whether it is finite. What
+cannot be read at all is an `InputError` that names the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hemiola.errors import InputError
+
+# The columns of results.csv that every experiment has; any other column is a swept key.
+COLUMNS = (
+    "run",
+    "seed",
+    "workers",
+    "updates",
+    "epochs",
+    "seconds",
+    "train_loss",
+    "train_gap",
+    "test_loss",
+    "test_metric",
+    "bytes_per_worker",
+    "averagings",
+    "mean_period",
+    "weighted_spread",
+    "mean_staleness",
+    "max_staleness",
+    "mean_update_seconds",
+    "units_cancelled",
+    "units_dropped",
+    "wall_seconds",
+    "status",
+)
+
+# A point of the sweep: (key, value as text) pairs in the order of the keys; empty without a sweep.
+Point = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of results.csv: how one run, at one point of the sweep and one seed, ended."""
+
+    run: str
+    point: Point
+    seed: str
+    status: str
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """One averaging, from ``period.history`` of the log."""
+
+    step: float
+    period: float
+    spread: float
+    lr: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One line of log.jsonl.
+
+    Attributes:
+        run, point, seed: Which run this is part of.
+        numbers: The line's numbers by name, with ``herding`` and ``skipped`` of the order and ``k``, ``idle_share`` and
+            ``wasted_share`` of the pace among them.
+        history: The averagings since the evaluation before.
+        staleness: How many reports of each staleness were merged since the start.
+        workers: Units used, cancelled, dropped and refused of each worker since the start.
+    """
+
+    run: str
+    point: Point
+    seed: str
+    numbers: Mapping[str, float]
+    history: tuple[Averaged, ...] = ()
+    staleness: Mapping[int, float] = field(default_factory=dict)
+    workers: tuple[Mapping[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Everything the report is made from.
+
+    Attributes:
+        version: Of the hemiola that wrote the folder.
+        experiment: The resolved experiment, plain.
+        task: Name, metric, higher_is_better, convex, examples, parameters.
+        predicted: By run, ``update_seconds`` and ``staleness`` as theory has them.
+        rows: Finished parts.
+        log: Evaluations by (run, point, seed), in the order they were made.
+    """
+
+    path: Path
+    version: str
+    experiment: Mapping[str, Any]
+    task: Mapping[str, Any]
+    predicted: Mapping[str, Mapping[str, float]]
+    rows: tuple[Row, ...]
+    log: Mapping[tuple[str, Point, str], tuple[Evaluation, ...]]
+
+    @property
+    def runs(self) -> list[str]:
+        """Names in the order of the experiment file."""
+        named = [str(run.get("name", "")) for run in tables(self.experiment.get("run"))]
+        seen = [row.run for row in self.rows] + [run for run, _, _ in self.log]
+        return list(dict.fromkeys([*(name for name in named if name), *seen]))
+
+    def settings(self, run: str) -> Mapping[str, Any]:
+        """The run's own table of the experiment, over the experiment's defaults."""
+        own = next((table for table in tables(self.experiment.get("run")) if str(table.get("name")) == run), {})
+        return {**self.experiment, **own}
+
+
+def read_folder(path: Path) -> Folder:
+    """Read a results folder.
+
+    Args:
+        path: The folder ``hemiola run --out`` wrote.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        InputError: The folder, or something in it, cannot be read.
+    """
+    if not path.is_dir():
+        raise InputError(f"{path} is not a folder; give the folder that `hemiola run --out` wrote")
+    about = _json(path / "experiment.json", _text(path / "experiment.json"))
+    predicted = {
+        run: {key: number(value) for key, value in table(law).items()}
+        for run, law in table(about.get("predicted")).items()
+    }
+    return Folder(
+        path=path,
+        version=str(about.get("hemiola", "")),
+        experiment=table(about.get("experiment")),
+        task=table(about.get("task")),
+        predicted=predicted,
+        rows=tuple(_rows(path / "results.csv")),
+        log=_log(path / "log.jsonl"),
+    )
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp's files are private; a report is as public as any other file
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def number(value: object) -> float:
+    """A float, NaN for whatever is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+    except OverflowError:
+        return math.inf
+
+
+def table(value: object) -> dict[str, Any]:
+    """A mapping with text keys, empty for whatever is not one."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """A list of mappings, empty for whatever is not one."""
+    return [table(item) for item in value] if isinstance(value, list) else []
+
+
+def point_of(sweep: Mapping[str, object]) -> Point:
+    """A point of the sweep in the one form in which the log and results.csv agree: 0.10 and "1e-1" are both 0.1."""
+    return tuple((key, _plain(sweep[key])) for key in sorted(sweep))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # a seed may have more digits than a float
+    if isinstance(value, str) and value.isdecimal():
+        return value
+    if math.isfinite(as_number := number(value)):
+        return f"{as_number:.12g}"
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing; give a folder that `hemiola run --out` wrote") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _json(where: Path | str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{where} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if not path.exists():  # nothing has finished yet
+        return
+    try:
+        lines = list(csv.DictReader(_text(path).splitlines(), restkey="", restval=""))
+    except csv.Error as error:
+        raise InputError(f"{path} is not CSV: {error}") from None
+    for at, line in enumerate(lines, start=2):
+        if not line.get("run") or not line.get("status"):
+            raise InputError(f"{path} line {at} has no run or no status; the columns are {' '.join(COLUMNS)}")
+        yield Row(
+            run=line["run"],
+            point=point_of({key: value for key, value in line.items() if key and key not in COLUMNS}),
+            seed=_plain(line.get("seed", "")),
+            status=line["status"],
+            numbers={key: number(line.get(key)) for key in COLUMNS},
+        )
+
+
+def _log(path: Path) -> dict[tuple[str, Point, str], tuple[Evaluation, ...]]:
+    if not path.exists():
+        return {}
+    found: dict[tuple[str, Point, str], dict[float, Evaluation]] = {}
+    lines = _text(path).split("\n")
+    unfinished = lines.pop()  # what follows the last newline is a line that is being written
+    if unfinished.strip() and _complete(unfinished):
+        lines.append(unfinished)
+    for at, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        fields = _json(f"{path} line {at}", line)
+        if "run" not in fields:
+            raise InputError(f"{path} line {at} has no run")
+        seen = _evaluation(fields)
+        # A resumed run may evaluate again what it had evaluated before it was stopped: the later line counts.
+        when = seen.numbers["updates"] if math.isfinite(seen.numbers["updates"]) else -at
+        found.setdefault((seen.run, seen.point, seen.seed), {})[when] = seen
+    return {key: tuple(lines.values()) for key, lines in found.items()}
+
+
+def _complete(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _evaluation(fields: dict[str, Any]) -> Evaluation:
+    order, period, pace = table(fields.get("order")), table(fields.get("period")), table(fields.get("pace"))
+    numbers = {key: number(fields.get(key)) for key in COLUMNS}
+    numbers |= {key: number(order.get(key)) for key in ("herding", "skipped")}
+    numbers |= {key: number(pace.get(key)) for key in ("k", "idle_share", "wasted_share", "mean_update_seconds")}
+    history = (
+        Averaged(*(number(one.get(key)) for key in ("step", "period", "spread", "lr")))
+        for one in tables(period.get("history"))
+    )
+    counts = {number(key): number(count) for key, count in table(pace.get("staleness")).items()}
+    return Evaluation(
+        run=str(fields["run"]),
+        point=point_of(table(fields.get("sweep"))),
+        seed=_plain(fields.get("seed", "")),
+        numbers=numbers,
+        history=tuple(history),
+        staleness={int(key): count for key, count in counts.items() if 0 <= key < math.inf and 0 < count < math.inf},
+        workers=tuple({key: number(count) for key, count in one.items()} for one in tables(fields.get("workers"))),
+    )
