@@ -18,7 +18,7 @@ import torch
 
 from hemiola import contracts
 from hemiola.errors import InputError, nearest
-from hemiola.tasks import breast_cancer, digits
+from hemiola.tasks import a9a, breast_cancer, cifar10, digits, hmda, m4, mnist, wikitext2
 from hemiola.tasks.task import Task
 
 
@@ -49,6 +49,16 @@ TASKS: dict[str, TaskEntry] = {
     "digits-logistic": TaskEntry(digits.logistic, "softmax regression", 650, 1500, 297, True),
     "digits-mlp": TaskEntry(digits.perceptron, "perceptron 64-32-10", 2410, 1500, 297, False),
     "breast-cancer-logistic": TaskEntry(breast_cancer.logistic, "logistic regression", 31, 469, 100, True),
+    "mnist-mlp": TaskEntry(mnist.perceptron, "perceptron 784-100-10", 79510, 60000, 10000, False, "mnist"),
+    "mnist-lenet": TaskEntry(mnist.mnist_lenet, "LeNet", 44426, 60000, 10000, False, "mnist"),
+    "fashion-lenet": TaskEntry(mnist.fashion_lenet, "LeNet", 44426, 60000, 10000, False, "fashion-mnist"),
+    "cifar10-lenet": TaskEntry(cifar10.cifar10_lenet, "LeNet", 62006, 50000, 10000, False, "cifar10"),
+    "cifar10-vgg": TaskEntry(cifar10.cifar10_vgg, "VGG, 6 convolutions", 551466, 50000, 10000, False, "cifar10"),
+    "wikitext2-lstm": TaskEntry(wikitext2.lstm, "LSTM, 2 layers of 32", 2179710, 59675, 7016, False, "wikitext2"),
+    "wikitext2-gpt": TaskEntry(wikitext2.gpt, "GPT, 2 layers of 64", 4361920, 59675, 7016, False, "wikitext2"),
+    "m4-mlp": TaskEntry(m4.perceptron, "perceptron 20-64-64-6", 5894, 59802, 359, False, "m4-weekly"),
+    "hmda-logistic": TaskEntry(hmda.logistic, "logistic regression", 65, 163798, 40950, True, "hmda"),
+    "a9a-logistic": TaskEntry(a9a.logistic, "logistic regression", 124, 32561, 16281, True, "a9a"),
 }
 
 

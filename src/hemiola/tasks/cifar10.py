@@ -1,0 +1,36 @@
+"""CIFAR-10 pictures, 32 x 32 pixels in three colours, scaled to [-1, 1]."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from hemiola.tasks.files import SETS, require
+from hemiola.tasks.models import lenet, vgg
+from hemiola.tasks.readers import read_cifar
+from hemiola.tasks.task import Task, TensorExamples
+
+
+@cache
+def _pictures(root: Path) -> tuple[TensorExamples, TensorExamples]:
+    *train, test = (root / file for file in SETS["cifar10"].files)
+    return _examples(train), _examples([test])
+
+
+def _examples(paths: list[Path]) -> TensorExamples:
+    images, labels = read_cifar(paths)
+    return TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), scale=0.5, centre=0.5)
+
+
+def cifar10_lenet(*, data: Path | None = None) -> Task:
+    """LeNet on CIFAR-10: CD-GraB's model."""
+    train, test = _pictures(require("cifar10", data))
+    return Task(name="cifar10-lenet", model=partial(lenet, 3, 400), train=train, test=test, lr=0.02, batch=16)
+
+
+def cifar10_vgg(*, data: Path | None = None) -> Task:
+    """A small VGG with GroupNorm on CIFAR-10."""
+    train, test = _pictures(require("cifar10", data))
+    return Task(name="cifar10-vgg", model=vgg, train=train, test=test, lr=0.05, batch=32)

@@ -1,0 +1,144 @@
+"""Readers of the official file formats. A file that is not what it should be is named, with what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hemiola.errors import InputError
+
+_IDX_BYTES = 0x08
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what can go wrong while a file is read into one line that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+        raise InputError(f"cannot read {path}: damaged or cut short ({error})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {path}: not UTF-8 text (byte {error.start})") from error
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An array of bytes in the IDX format of MNIST, compressed with gzip."""
+    with reading(path):
+        raw = gzip.decompress(path.read_bytes())
+        magic = int.from_bytes(raw[:4], "big")
+        if len(raw) < 4 + 4 * dimensions or magic != (_IDX_BYTES << 8) + dimensions:
+            raise InputError(
+                f"cannot read {path}: not an IDX file of {dimensions}-dimensional bytes (starts with {magic:#010x}, "
+                f"should be {(_IDX_BYTES << 8) + dimensions:#010x})"
+            )
+        shape = np.frombuffer(raw, ">u4", dimensions, offset=4).astype(np.int64)
+        values = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
+        if len(values) != shape.prod():
+            raise InputError(f"cannot read {path}: holds {len(values)} bytes of data, its header says {shape.prod()}")
+        return values.reshape(tuple(shape)).copy()
+
+
+def read_idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of ``part`` (``train`` or ``t10k``), which must be equally many."""
+    images = read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3)
+    path = folder / f"{part}-labels-idx1-ubyte.gz"
+    labels = read_idx(path, 1)
+    if len(images) != len(labels):
+        raise InputError(f"cannot read {path}: {len(labels)} labels for {len(images)} images")
+    _check_classes(path, labels, 10)
+    return images, labels.astype(np.int64)
+
+
+def read_cifar(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, 3, 32, 32) and labels of CIFAR-10's binary version: records of one label and 3,072 pixels."""
+    parts = []
+    for path in paths:
+        with reading(path):
+            raw = np.fromfile(path, np.uint8)
+        if len(raw) == 0 or len(raw) % _CIFAR_RECORD:
+            raise InputError(
+                f"cannot read {path}: {len(raw)} bytes are not whole records of {_CIFAR_RECORD}; it was cut short"
+            )
+        records = raw.reshape(-1, _CIFAR_RECORD)
+        _check_classes(path, records[:, 0], 10)
+        parts.append(records)
+    labels = np.concatenate([records[:, 0] for records in parts]).astype(np.int64)
+    images = np.concatenate([records[:, 1:] for records in parts])
+    return images.reshape(-1, 3, 32, 32), labels
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of a tokenised text, ``<eos>`` after every line."""
+    with reading(path):
+        words = [word for line in path.open(encoding="utf-8") for word in (*line.split(), "<eos>")]
+    if not words:
+        raise InputError(f"cannot read {path}: it is empty")
+    return words
+
+
+def read_series(path: Path) -> dict[str, np.ndarray]:
+    """The series of a CSV file of the M4 competition: one a row, its name first, padded with empty cells."""
+    series = {}
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        if (next(rows, None) or [""])[0] != "V1":
+            raise InputError(f"cannot read {path}: its first column should be called V1")
+        for name, *cells in rows:
+            values = np.array([float(cell) for cell in cells if cell], np.float64)
+            if not np.isfinite(values).all():
+                raise InputError(f"cannot read {path}: series {name} holds a value that is not finite")
+            series[name] = values
+    if not series:
+        raise InputError(f"cannot read {path}: it holds no series")
+    return series
+
+
+def read_zipped_columns(path: Path, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """These columns, as text, of the one CSV file inside a zip archive."""
+    with reading(path), zipfile.ZipFile(path) as archive:
+        inside = [member for member in archive.namelist() if member.endswith(".csv")]
+        if len(inside) != 1:
+            raise InputError(f"cannot read {path}: should hold one CSV file, holds {len(inside)}")
+        with archive.open(inside[0]) as file:
+            rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+            header = next(rows, None) or []
+            absent = [name for name in names if name not in header]
+            if absent:
+                raise InputError(f"cannot read {path}: no column {', '.join(absent)}")
+            columns: dict[str, list[str]] = {name: [] for name in names}
+            wanted = [(column.append, header.index(name)) for name, column in columns.items()]
+            for row in rows:
+                if len(row) != len(header):
+                    raise InputError(f"cannot read {path}: a row has {len(row)} cells, the header {len(header)}")
+                for append, place in wanted:
+                    append(row[place])
+    return columns
+
+
+def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
+    """Dense inputs and targets (1 for +1, 0 for -1) of a file in LIBSVM's format."""
+    from sklearn.datasets import load_svmlight_file
+
+    with reading(path):
+        inputs, targets = load_svmlight_file(str(path), n_features=features, dtype=np.float32, zero_based=False)
+    if len(targets) == 0 or not np.isin(targets, (-1, 1)).all():
+        raise InputError(f"cannot read {path}: every line should start with +1 or -1")
+    return inputs.toarray(), (targets > 0).astype(np.int64)
+
+
+def _check_classes(path: Path, labels: np.ndarray, classes: int) -> None:
+    if len(labels) and labels.max() >= classes:
+        raise InputError(f"cannot read {path}: label {labels.max()} is not one of {classes} classes")
