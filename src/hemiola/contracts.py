@@ -401,6 +401,13 @@ class Cluster(Protocol):
     def live_versions(self) -> set[int]:
         """Versions of the weights that stints under way have read; the others may be forgotten."""
 
+    def telemetry(self) -> State:
+        """What real machines measured since the call before, for the log; empty when simulated.
+
+        ``step_seconds``: compute seconds of local steps, so that a log is a trace for ``hemiola predict``.
+        ``exchange_seconds``: what exchanges took when the last worker had come.
+        """
+
     def state_dict(self) -> State:
         """Everything needed to go on exactly, between two updates."""
 

@@ -36,7 +36,7 @@ class FlatModel:
         self.size = sum(p.numel() for _, p in parameters)
         pieces = [p.detach().reshape(-1) for _, p in parameters] + [b.reshape(-1).to(dtype) for b in buffers]
         self.weights = torch.cat(pieces)
-        self.gradient = torch.zeros(self.size, dtype=dtype)
+        self.gradient = torch.zeros(self.size, dtype=dtype, device=self.weights.device)
         at = 0
         for _, p in parameters:
             p.data = self.weights[at : at + p.numel()].view(p.shape)

@@ -40,13 +40,17 @@ class BatchReader:
         unit: Examples per unit; the last unit of a shard may be shorter.
         seed: Names the streams of the noise, together with worker, epoch and position: the same visit has the same
             noise under every policy.
+        device: Where the tensors go; noise is drawn before, so it is the same on every device.
     """
 
-    def __init__(self, task: Task, shards: Sequence[np.ndarray], unit: int, seed: int):
+    def __init__(
+        self, task: Task, shards: Sequence[np.ndarray], unit: int, seed: int, device: torch.device | str = "cpu"
+    ):
         self.task = task
         self.shards = shards
         self.unit = unit
         self.seed = seed
+        self.device = device
 
     def examples(self, worker: int, units: np.ndarray) -> np.ndarray:
         """Indices of the units' examples in the training set."""
@@ -67,6 +71,7 @@ class BatchReader:
             ]
             inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         units = [len(batch.units) for _, batch in wanted]
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
         return Read(inputs, targets, counts, self._rows(wanted), units)
 
     def _rows(self, wanted: Sequence[tuple[int, Batch]]) -> Tensor:

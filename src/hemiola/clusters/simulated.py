@@ -95,6 +95,10 @@ class SimulatedCluster:
             censored=[ran / len(stint.batches) for stint, ran in this.cancelled],
         )
 
+    def telemetry(self) -> State:
+        """Nothing here is measured."""
+        return {}
+
     def publish(self) -> None:
         """Workers that start from now on read the next version."""
         self.clock.version += 1

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hemiola.clusters.batches import BatchReader, Read
-from hemiola.contracts import Batch, Stint, Task
+from hemiola.contracts import Batch, State, Stint, Task
 from hemiola.flat import FlatModel
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
 from hemiola.order.gradients import UnitGradients
@@ -57,20 +57,33 @@ class StintRunner:
         sketch: What the order policy asked for, or None.
         optimizer: For local steps.
         seed: Of the run.
+        device: Where models run; weights, changes and sketches are handed over on the CPU.
+
+    Attributes:
+        local: The workers' own optimizers, by worker.
+        unit_gradients: Gives the sketches; None if the order wants none.
     """
 
     def __init__(
-        self, task: Task, shards: Sequence[np.ndarray], unit: int, sketch: str | None, optimizer: Optimizer, seed: int
+        self,
+        task: Task,
+        shards: Sequence[np.ndarray],
+        unit: int,
+        sketch: str | None,
+        optimizer: Optimizer,
+        seed: int,
+        device: torch.device | str = "cpu",
     ):
         self.task = task
+        self.device = torch.device(device)
         self.seed = seed
         self.optimizer = optimizer
         torch.manual_seed(torch_seed("model", seed))
-        self.flat = FlatModel(task.model())
+        self.flat = FlatModel(task.model().to(self.device))
         self.initial = self.flat.weights.clone()
-        self.reader = BatchReader(task, shards, unit, seed)
+        self.reader = BatchReader(task, shards, unit, seed, self.device)
         self.local: dict[int, torch.optim.Optimizer] = {}
-        self._unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
+        self.unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
         kinds = [type(module) for module in self.flat.module.modules()]
         self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
         self._stacks = not self.flat.has_buffers and not any(issubclass(kind, nn.RNNBase) for kind in kinds)
@@ -87,9 +100,10 @@ class StintRunner:
         if self.flat.has_buffers and len(stints) > 1:
             changes, finished = self.gradients([weights] * len(stints), stints, wanted)
             return torch.tensor(factors, dtype=changes.dtype) @ changes, finished
+        weights = weights.to(self.device)
         read = self.reader.read([(stint.worker, stint.batches[0]) for stint in stints])
-        scale = torch.tensor([f / n for f, n in zip(factors, read.counts, strict=True)], dtype=self.flat.weights.dtype)
-        per_example = scale.repeat_interleave(torch.tensor(read.counts))
+        scale = self._vector([f / n for f, n in zip(factors, read.counts, strict=True)])
+        per_example = scale.repeat_interleave(torch.tensor(read.counts, device=self.device))
         losses, rows = self._backward(weights, read, per_example, any(wanted), stints[0])
         change = self.flat.weights - weights  # zero but for buffers, which the forward pass may have moved
         change[: self.flat.size] = self.flat.gradient
@@ -100,7 +114,7 @@ class StintRunner:
         means = [float(part.mean()) for part in losses.split(read.counts)]
         pieces = rows.split(read.units) if rows is not None else [None] * len(stints)
         sketches = [(piece if want else None,) for piece, want in zip(pieces, wanted, strict=True)]
-        return change, Finished(means, sketches, [bool(np.isfinite(mean)) for mean in means])
+        return change.cpu(), Finished(means, sketches, [bool(np.isfinite(mean)) for mean in means])
 
     def gradients(
         self, starts: Sequence[Tensor], stints: Sequence[Stint], wanted: Sequence[bool]
@@ -129,7 +143,7 @@ class StintRunner:
         """
         if len({stint.worker for stint in stints}) != len(stints):
             raise ValueError("two stints of one worker in one call")
-        now = torch.stack(list(starts))
+        now = torch.stack(list(starts)).to(self.device)
         before = now.clone()
         totals = [0.0] * len(stints)
         sketches: list[list[Tensor | None]] = [[] for _ in stints]
@@ -142,12 +156,13 @@ class StintRunner:
                 totals[i] += losses[at]
                 sketches[i].append(rows[at])
                 self._local_step(stints[i].worker, now[i], gradients[at], stints[i].rates[index])
-        change = now - before
-        return change, Finished(
-            [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)],
-            [tuple(rows) for rows in sketches],
-            torch.isfinite(change).all(dim=1).tolist(),
-        )
+        change = (now - before).cpu()
+        finite = torch.isfinite(change).all(dim=1).tolist()
+        for stint, good in zip(stints, finite, strict=True):
+            if not good:
+                self.local.pop(stint.worker, None)  # Its memory is not finite either, and would spoil every later stint.
+        means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
+        return change, Finished(means, [tuple(rows) for rows in sketches], finite)
 
     def combine_momentum(self, workers: Sequence[int], rule: MomentumRule) -> None:
         """After an averaging of these workers, average or reset their optimizers' memory."""
@@ -187,7 +202,7 @@ class StintRunner:
         losses, rows, gradients = [], [], []
         for at, (worker, batch) in enumerate(batches):
             read = self.reader.read([(worker, batch)])
-            per_example = torch.full((read.counts[0],), 1 / read.counts[0], dtype=weights.dtype)
+            per_example = self._vector([1 / read.counts[0]] * read.counts[0])
             example_losses, row = self._backward(weights[at], read, per_example, wanted[at], stints[at], index)
             gradient = self.flat.weights - weights[at]
             gradient[: self.flat.size] = self.flat.gradient
@@ -228,11 +243,15 @@ class StintRunner:
         self.flat.gradient.zero_()
         self._prepare(stint, index)
         if wanted:
-            assert self._unit_gradients is not None
-            return self._unit_gradients.compute(read.inputs, read.targets, per_example, read.rows)
+            assert self.unit_gradients is not None
+            losses, rows = self.unit_gradients.compute(read.inputs, read.targets, per_example, read.rows)
+            return losses, rows.cpu()
         losses = self.task.losses(self.flat.module(read.inputs), read.targets)
         (losses * per_example).sum().backward()  # type: ignore[no-untyped-call]
         return losses.detach(), None
+
+    def _vector(self, numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=self.flat.weights.dtype, device=self.device)
 
     def _prepare(self, stint: Stint, index: int) -> None:
         """Dropout and its like draw from torch's global generator: give each call a stream of its own."""
@@ -241,12 +260,17 @@ class StintRunner:
 
     # ---------------------------------------------------------------------------------------------------------- state
 
-    def state_dict(self) -> dict[str, object]:
-        """What the workers' own optimizers remember."""
-        return {"local": {worker: optimizer.state_dict() for worker, optimizer in self.local.items()}}
+    def state_dict(self) -> State:
+        """What the workers' own optimizers remember, and the directions of ghost sketches."""
+        return {
+            "local": {worker: optimizer.state_dict() for worker, optimizer in self.local.items()},
+            "unit_gradients": None if self.unit_gradients is None else self.unit_gradients.state_dict(),
+        }
 
-    def load_state_dict(self, state: dict[str, dict[int, dict[str, object]]]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.local = {}
         for worker, saved in state["local"].items():
             self.local[worker] = self.optimizer.attach(nn.Parameter(self.initial[: self.flat.size].clone()))
             self.local[worker].load_state_dict(saved)
+        if self.unit_gradients is not None:
+            self.unit_gradients.load_state_dict(state["unit_gradients"])

@@ -347,6 +347,7 @@ class Training:
                 "mean_update_seconds": now / self.version if self.version else None,
             },
             "workers": ledger.per_worker(),
+            **self.cluster.telemetry(),
         }
 
     # ------------------------------------------------------------------------------------------------------- state
