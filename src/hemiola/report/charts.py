@@ -75,7 +75,9 @@ def curves(runs: Mapping[str, int], x: str, y: str | None, log: bool, look: Look
     """
     domain = list(runs)
     legend = (
-        None if look.interactive else alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2)
+        None
+        if look.interactive
+        else alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2, symbolOpacity=1)
     )
     inks = alt.Scale(domain=domain, range=[colour(place) for place in runs.values()])
     stroke = alt.Color("run:N", scale=inks, legend=legend)
@@ -92,7 +94,7 @@ def curves(runs: Mapping[str, int], x: str, y: str | None, log: bool, look: Look
         x=across,
         y=alt.Y("low:Q", title=y, scale=scale),
         y2="high:Q",
-        fill=alt.Fill("run:N", scale=inks, legend=None),
+        color=stroke,
         opacity=_bright(0.18, 0.03, look),
     )
     line = base.mark_line(strokeWidth=2, strokeJoin="round", clip=False).encode(
@@ -147,7 +149,14 @@ def staleness(ink: str, look: Look, data: str = "rows") -> Chart:
 
 
 def _rule_legend(look: Look) -> alt.Legend:
-    return alt.Legend(title=None, orient="top-right", symbolStrokeColor=look.ink, symbolType="stroke", symbolSize=200)
+    return alt.Legend(
+        title=None,
+        orient="top",
+        direction="horizontal",
+        symbolStrokeColor=look.ink,
+        symbolType="stroke",
+        symbolSize=200,
+    )
 
 
 def ledger(look: Look, data: str = "rows") -> Chart:

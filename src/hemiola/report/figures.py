@@ -76,7 +76,7 @@ def _by_run(folder: Folder, summary: Summary, figure: str) -> dict[str, Any]:
             panels.append(panel.properties(title=run.name, width=320))
     if not panels:
         raise _nothing(folder, figure)
-    made = charts.spec(altair.concat(*panels, columns=2), charts.PICTURE)
+    made = charts.spec(altair.concat(*panels, columns=2).resolve_scale(strokeDash="independent"), charts.PICTURE)
     made["datasets"] = data
     return made
 

@@ -36,12 +36,12 @@ def render(folder: Folder) -> str:
         _pace(drawing),
         _work(folder, summary),
         _sweep(summary),
-        _runs(folder, summary),
+        _runs(folder),
         _experiment(folder),
     ]
-    task = str(folder.task.get("name") or words.options(folder.experiment.get("task", "")))
+    task = str(folder.task.get("name") or words.options(folder.shared.get("task", "results")))
     names = words.listed(folder.runs) if len(folder.runs) < 4 else f"{len(folder.runs)} runs compared"
-    title = f"{task}: {names}"
+    title = str(folder.experiment.get("title") or f"{task}: {names}")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -95,14 +95,14 @@ def _headline(folder: Folder, summary: Summary) -> str:
 
 
 def _facts(folder: Folder) -> str:
-    experiment, task = folder.experiment, folder.task
-    cluster = table(experiment.get("cluster"))
-    seeds = experiment.get("seeds")
+    shared, task = folder.shared, folder.task
+    cluster, seeds = table(shared.get("cluster")), shared.get("seeds")
     facts = [
+        str(task.get("name") or "") if shared.get("title") else "",
         f"{words.figure(task['parameters'])} parameters" if isinstance(task.get("parameters"), int) else "",
         f"{words.figure(task['examples'])} examples" if isinstance(task.get("examples"), int) else "",
-        f"{experiment['workers']} workers" if experiment.get("workers") else "",
-        f"batch {experiment['batch']}" if experiment.get("batch") else "",
+        f"{shared['workers']} workers" if "workers" in shared else "",
+        f"batch {shared['batch']}" if "batch" in shared else "",
         f"{len(seeds)} seeds" if isinstance(seeds, list) and len(seeds) > 1 else "",
         f"{cluster['name']} cluster" if cluster.get("name") else "",
     ]
@@ -263,7 +263,7 @@ def _pace(drawing: Drawing) -> str:
         "What became of every worker's units, summed over seeds. Cancelled units come again; dropped ones were too "
         "stale, refused ones not finite."
     )
-    if number(folder.experiment.get("workers")) > tables.GROUPS:
+    if number(folder.shared.get("workers")) > tables.GROUPS:
         units += f" Neighbouring workers are shown as the means of {tables.GROUPS} groups."
     parts = [
         section("Pace: staleness", stale, f'<div class="charts small">{"".join(histograms)}</div>')
@@ -344,10 +344,9 @@ def _sweep(summary: Summary) -> str:
     return section("The sweep", note, html_table("Point", [run.name for run in summary.runs], rows, numeric=True))
 
 
-def _runs(folder: Folder, summary: Summary) -> str:
-    shared = {"name", "order", "period", "pace"}
-    own = [table(run) for run in folder.experiment.get("run") or [] if isinstance(run, dict)]
-    extra = sorted({key for run in own for key in run if key not in shared and run[key] != folder.experiment.get(key)})
+def _runs(folder: Folder) -> str:
+    known = {"run", "name", "order", "period", "pace", "sweep", *folder.shared}
+    extra = list(dict.fromkeys(key for run in folder.runs for key in folder.settings(run) if key not in known))
     rows = []
     for place, run in enumerate(folder.runs):
         settings = folder.settings(run)
@@ -359,12 +358,8 @@ def _runs(folder: Folder, summary: Summary) -> str:
 
 
 def _experiment(folder: Folder) -> str:
-    hidden = {"run", "order", "period", "pace"}
-    given = [
-        (key, words.options(value))
-        for key, value in folder.experiment.items()
-        if key not in hidden and value not in (None, {}, [])
-    ]
+    hidden = {"title", "order", "period", "pace"}
+    given = [(key, words.options(value)) for key, value in folder.shared.items() if key not in hidden]
     return section("The experiment", "", definition_list(given)) if given else ""
 
 

@@ -124,6 +124,18 @@ class Folder:
         own = next((table for table in tables(self.experiment.get("run")) if str(table.get("name")) == run), {})
         return {**self.experiment, **own}
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The settings that are the same in every run, without the list of runs and without what was left open."""
+        every = [self.settings(run) for run in self.runs] or [self.experiment]
+        return {
+            key: value
+            for key, value in every[0].items()
+            if key not in ("run", "name")
+            and value not in (None, {}, [])
+            and all(one.get(key) == value for one in every)
+        }
+
 
 def read_folder(path: Path) -> Folder:
     """Read a results folder.
@@ -202,8 +214,8 @@ def point_of(sweep: Mapping[str, object]) -> Point:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)  # a seed may have more digits than a float
+    if isinstance(value, int):
+        return str(value)  # a seed may have more digits than a float; results.csv has True and False
     if isinstance(value, str) and value.isdecimal():
         return value
     if math.isfinite(as_number := number(value)):
@@ -284,7 +296,7 @@ def _evaluation(fields: dict[str, Any]) -> Evaluation:
     order, period, pace = table(fields.get("order")), table(fields.get("period")), table(fields.get("pace"))
     numbers = {key: number(fields.get(key)) for key in COLUMNS}
     numbers |= {key: number(order.get(key)) for key in ("herding", "skipped")}
-    numbers |= {key: number(pace.get(key)) for key in ("k", "idle_share", "wasted_share", "mean_update_seconds")}
+    numbers |= {key: number(pace.get(key)) for key in ("k", "idle_share", "wasted_share")}
     history = (
         Averaged(*(number(one.get(key)) for key in ("step", "period", "spread", "lr")))
         for one in tables(period.get("history"))

@@ -205,9 +205,8 @@ def _direction(measure: str, folder: Folder) -> int:
         return 1 if folder.task.get("higher_is_better", True) else -1
     if measure in ("train_gap", "train_loss", "test_loss"):
         return -1
-    return (
-        -1 if measure in ("seconds", "bytes_per_worker") and measure not in table(folder.experiment.get("stop")) else 0
-    )
+    fixed = table(folder.shared.get("stop")).get(measure) is not None
+    return -1 if measure in ("seconds", "bytes_per_worker") and not fixed else 0
 
 
 def _mark_best(runs: list[RunSummary], measure: str, direction: int) -> list[RunSummary]:
@@ -295,8 +294,9 @@ def _ratio(base: float, own: float, noun: str) -> list[str]:
         return []
     if max(base, own) / min(base, own) < SAME:
         return [f"about as many {noun}"]
-    fewer, factor = base > own, max(base, own) / min(base, own)
-    return [f"{words.figure(factor)}x {'fewer' if fewer else 'more'} {noun}"]
+    if base > own:
+        return [f"{words.figure(base / own)}x fewer {noun}"]
+    return [f"{words.figure(own / base)}x as many {noun}"]
 
 
 def _called(run: RunSummary, summary: Summary) -> str:

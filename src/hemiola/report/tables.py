@@ -89,7 +89,7 @@ def staleness_rows(folder: Folder, run: RunSummary) -> charts.Rows:
 
 
 def ledger_rows(folder: Folder, run: RunSummary) -> charts.Rows:
-    """Rows of one run's ledger, summed over seeds; empty when every unit was used."""
+    """Rows of one run's ledger, summed over seeds; empty when every unit was used and none was stale."""
     logs, _ = logs_of(folder, run.name, run.best.point)
     last = [log[-1].workers for log in logs if log[-1].workers]
     workers = max(map(len, last), default=0)
@@ -99,7 +99,8 @@ def ledger_rows(folder: Folder, run: RunSummary) -> charts.Rows:
         return sum(count for count in found if math.isfinite(count))
 
     counts = [{fate: units(worker, fate) for fate in charts.FATES} for worker in range(workers)]
-    if not any(count[fate] for count in counts for fate in charts.FATES if fate != "used"):
+    lost = any(count[fate] for count in counts for fate in charts.FATES if fate != "used")
+    if not lost and not staleness_rows(folder, run):
         return []
     groups = min(workers, GROUPS)
     rows: charts.Rows = []
