@@ -34,9 +34,9 @@ class Exchange:
     def __post_init__(self) -> None:
         one_of("wire", self.wire, list(WIRES))
         one_of("momentum", self.momentum, ["local", "average", "reset"])
-        if self.overlap != "auto":
-            if isinstance(self.overlap, str):
-                raise InputError(f"overlap must be a number of steps or 'auto', got {self.overlap!r}")
+        if isinstance(self.overlap, str):
+            one_of("overlap, unless a number of steps,", self.overlap, ["auto"])
+        else:
             whole("overlap", self.overlap, 0)
         if self.quantise is not None:
             quantiser(self.quantise)

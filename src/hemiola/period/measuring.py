@@ -85,8 +85,8 @@ class Adaptive:
     * a ``cap`` of 16 ``start``, unless another is given.
 
     Two cases the paper leaves open, in both modes: an averaging whose numbers are not finite, whose learning rate is
-    zero or whose stint was cut short (the end of an epoch or of the run) decides nothing; and when the calibration is over
-    without a sample, the first averaging after it becomes the sample.
+    zero or whose stint was cut short (the end of an epoch or of the run) decides nothing; and when the calibration is
+    over without a sample, the first averaging after it becomes the sample.
 
     Args:
         start: Period during the calibration (p_init).
@@ -125,18 +125,16 @@ class Adaptive:
         self.cap = cap if cap is not None or guard is False else 16 * start
         self._calibration = _Calibration(within("sample", sample, 0.0, 1.0), robust=guard in (True, "c2"))
         self._ramp = Ramp(start) if guard in (True, "ramp") else None
-        self._p = start
+        self._p = start if self._ramp is None else self._ramp.p
 
     def length(self, lr: float, progress: float) -> int:
-        return self._p if self._ramp is None or self._ramp.over else self._ramp.p
+        return self._p
 
     def averaged(self, seen: Averaging) -> None:
-        if not _usable(seen) or seen.local_steps < self.length(seen.lr, seen.progress):
+        if not _usable(seen) or seen.local_steps < self._p:
             return
         if self._ramp is not None and not self._ramp.over:
-            self._ramp.climb(seen)
-            if self._ramp.over:
-                self._p = self._ramp.p
+            self._p = self._ramp.climb(seen)
             return
         ratio = seen.spread / seen.lr
         if not self._calibration.over(seen.progress):

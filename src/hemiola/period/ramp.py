@@ -32,12 +32,12 @@ class Ramp:
         self._losses: list[float] = []
         self._before: tuple[float, float] | None = None
 
-    def climb(self, seen: Averaging) -> None:
-        """Take note of an averaging at ``p``; may change ``p`` and ``over``."""
+    def climb(self, seen: Averaging) -> int:
+        """Take note of an averaging at ``p``; return the next ``p``."""
         self._ratios.append(seen.spread / seen.movement if seen.movement > 0.0 else math.inf)
         self._losses.append(seen.loss)
         if len(self._ratios) < RUNG:
-            return
+            return self.p
         now = median(self._ratios[RUNG // 2 :]), fmean(self._losses[RUNG // 2 :])
         if self._harms(now):
             self.p = max(1, self.p // 2)
@@ -48,6 +48,7 @@ class Ramp:
             self._before = now
             self.p = min(2 * self.p, self.start)
         self._ratios, self._losses = [], []
+        return self.p
 
     def _harms(self, now: tuple[float, float]) -> bool:
         if self._before is None:

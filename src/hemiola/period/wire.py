@@ -73,7 +73,7 @@ class Codec:
 
     def _encode_blocks(self, vector: Tensor, generator: torch.Generator | None) -> Tensor:
         numbers = vector.shape[-1]
-        blocks = torch.nn.functional.pad(vector, (0, -numbers % self.block)).unflatten(-1, (-1, self.block))
+        blocks = self._blocks(vector)
         scales = blocks.abs().amax(-1)
         if not bool(scales.isfinite().all()):
             raise FloatingPointError(f"cannot send numbers that are not finite on the {self.name} wire")
@@ -97,12 +97,15 @@ class Codec:
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[..., :numbers].to(torch.int8) - 8
         values = codes.contiguous().view(torch.int8).float()
-        values = torch.nn.functional.pad(values, (0, -numbers % self.block)).unflatten(-1, (-1, self.block))
-        values.mul_((scales / self.levels).unsqueeze(-1))
+        values = self._blocks(values).mul_((scales / self.levels).unsqueeze(-1))
         return values.flatten(-2)[..., :numbers]
 
+    def _blocks(self, vector: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(vector, (0, -vector.shape[-1] % self.block))
+        return padded.reshape(*vector.shape[:-1], -1, self.block)
 
-# Short blocks fit the scale to the numbers, long ones save bytes: a scale is 0.8 % of an int8 block, 6 % of an int4 one.
+
+# Short blocks fit the scale to the numbers, long ones save bytes: a scale is 0.8 % of an int8 block, 6 % of an int4.
 WIRES: dict[str, Codec] = {
     "fp32": Codec("fp32", 32),
     "bf16": Codec("bf16", 16),

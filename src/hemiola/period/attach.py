@@ -1,0 +1,88 @@
+"""How the averager hears of optimizer steps without a change to the user's loop; each function returns its undoing."""
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hemiola.errors import InputError
+
+Undo = Callable[[], None]
+
+
+def after_step(optimizer: Optimizer, stepped: Callable[[], None]) -> Undo:
+    """Call ``stepped`` after every optimizer step that was taken."""
+    handle = optimizer.register_step_post_hook(lambda *_: stepped())
+    return handle.remove
+
+
+def after_attempt(scaler: torch.amp.GradScaler, optimizer: Optimizer, stepped: Callable[[], None]) -> Undo:
+    """Call ``stepped`` after every ``scaler.step(optimizer)``, also one that was skipped because of an overflow.
+
+    A rank that skips a step never reaches the optimizer's hooks. Counting attempts keeps all ranks at the same count at
+    the same place of their loops, so the averaging cannot collide with other collectives of the loop.
+    """
+    original = scaler.step
+
+    def step(chosen: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        result = original(chosen, *args, **kwargs)
+        if chosen is optimizer:
+            stepped()
+        return result
+
+    scaler.step = step  # type: ignore[method-assign, assignment]
+
+    def undo() -> None:
+        del scaler.step  # the instance attribute; the method of the class shows again
+
+    return undo
+
+
+def without_all_reduce(model: nn.Module) -> Undo:
+    """Keep the gradients of a DistributedDataParallel model local; other models need nothing.
+
+    DDP takes one communication hook for life, so the hook stays and looks at a switch: local while it is on, DDP's
+    usual all-reduce otherwise. While it is on, DDP does not send its buffers around before every forward pass either.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return lambda: None
+    switch = _switches.get(model)
+    if switch is None:
+        switch = _switches[model] = _Switch(model.process_group)
+        try:
+            model.register_comm_hook(switch, _Switch.hook)
+        except RuntimeError as error:
+            message = "this DistributedDataParallel model already has a communication hook; wrap the module anew"
+            raise InputError(message) from error
+    sent_buffers = model.broadcast_buffers
+    model.broadcast_buffers = False
+    switch.local = True
+
+    def undo() -> None:
+        model.broadcast_buffers = sent_buffers
+        switch.local = False
+
+    return undo
+
+
+class _Switch:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.local = False
+
+    # DDP checks these annotations at run time, so this file must not turn annotations into strings.
+    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        if not self.local:
+            return allreduce_hook(self.group, bucket)
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+
+_switches: WeakKeyDictionary[DistributedDataParallel, _Switch] = WeakKeyDictionary()
