@@ -211,8 +211,8 @@ def loss_floor(means: Sequence[float]) -> float:
     """Where the losses of equally long windows are heading, at least 0 and below the lowest of them.
 
     Aitken's extrapolation of a geometric decay a, b, c, the means of three thirds of the windows:
-    c - (b - c)^2 / ((a - b) - (b - c)). While the decay is not yet slowing down there is no sign of a floor, and it is 0; once it has stopped,
-    the floor is where the loss is.
+    c - (b - c)^2 / ((a - b) - (b - c)). While the decay is not yet slowing down there is no sign of a floor, and it is
+    0; once it has stopped, the floor is where the loss is.
     """
     third = len(means) // 3
     if not third:

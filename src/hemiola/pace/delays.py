@@ -23,7 +23,7 @@ from hemiola.errors import InputError, nearest
 from hemiola.pace.laws import Empirical, Floats, Hyperexponential, Law
 from hemiola.streams import stream
 
-BLOCK = 1024  # draws that share one generator: long enough to hide its set-up, short enough for 10,000 workers
+BLOCK = 512  # draws from one place of the generator: many enough to hide the move there, few enough for 10,000 workers
 
 
 @dataclass(frozen=True)
@@ -269,10 +269,16 @@ class DelayStreams:
                 raise InputError(f"the slow factor of worker {worker} must be finite and above 0, got {factor}")
             self.factors[worker] = factor
         self._held: dict[int, tuple[int, list[float]]] = {}
+        # Philox is a function of (key, counter): the key says what the stream is for, and the upper words of the
+        # counter say which block of it, so that going to a block costs a tenth of making a generator for it.
+        self._generator = stream("delay", seed)
+        self._state = self._generator.bit_generator.state
 
     def block(self, worker: int, block: int) -> Floats:
         """Draws ``block * BLOCK`` to ``(block + 1) * BLOCK - 1`` of a worker: the fast way through many draws."""
-        draws = self.delay.sample(stream("delay", self.seed, worker, block), BLOCK)
+        self._state["state"]["counter"][:] = (0, 0, block, worker)
+        self._generator.bit_generator.state = self._state
+        draws = self.delay.sample(self._generator, BLOCK)
         return np.asarray(draws * self.factors[worker])
 
     def seconds(self, worker: int, first: int, count: int = 1) -> float:

@@ -98,6 +98,18 @@ class Quorum:
         return [k for progress, k in self._schedule if progress <= self._progress][-1]
 
     @property
+    def adapts(self) -> bool:
+        """Whether K depends on losses."""
+        return self._adasync is not None
+
+    @property
+    def fixed_k(self) -> int | None:
+        """The K of the whole run, where it does not change."""
+        if self._adasync is not None or (self._schedule is not None and len(self._schedule) > 1):
+            return None
+        return self.k()
+
+    @property
     def lockstep(self) -> bool:
         """Every K is the number of workers, and one worker cannot count twice."""
         if self._adasync is not None or not self.idles:
