@@ -1,0 +1,86 @@
+"""The sampler's arguments, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sized
+
+import torch.distributed as dist
+from torch.utils.data import IterableDataset
+
+from hemiola.contracts import Order
+from hemiola.errors import InputError, nearest
+from hemiola.order import ORDERS
+from hemiola.order.balanced import Balanced
+
+
+def dataset_size(dataset: Sized) -> int:
+    """How many examples; refuses what cannot be ordered."""
+    if isinstance(dataset, IterableDataset):
+        raise InputError(
+            "an IterableDataset cannot be ordered, because a sampler chooses examples by number; "
+            "use a data set with __getitem__ and __len__"
+        )
+    try:
+        size = len(dataset)
+    except TypeError:
+        raise InputError(f"the data set must have a length, got {type(dataset).__name__}") from None
+    if size == 0:
+        raise InputError("the data set is empty; there is nothing to order")
+    return size
+
+
+def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Number of ranks and this rank; by default those of torch.distributed, else one."""
+    running = dist.is_available() and dist.is_initialized()
+    if num_replicas is None:
+        if not running and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                f"this process is one of {os.environ['WORLD_SIZE']} (WORLD_SIZE) but torch.distributed is not running; "
+                "call init_process_group() before making the sampler, or give num_replicas and rank"
+            )
+        num_replicas = dist.get_world_size() if running else 1
+    if rank is None:
+        rank = dist.get_rank() if running else 0
+    if num_replicas < 1:
+        raise InputError(f"num_replicas must be at least 1, got {num_replicas}")
+    if not 0 <= rank < num_replicas:
+        raise InputError(f"rank must be from 0 to {num_replicas - 1}, got {rank}")
+    return num_replicas, rank
+
+
+def policy(order: str | Order, unit: int | None, sketch: str | None) -> Order:
+    """The policy of this name, or the one that was given, which then has its own unit and sketch."""
+    if not isinstance(order, str):
+        for name, value in (("unit", unit), ("sketch", sketch)):
+            if value is not None and value != getattr(order, name):
+                raise InputError(
+                    f"{name} = {value!r} was given, but the policy has {name} = {getattr(order, name)!r}; "
+                    "give it to the policy only"
+                )
+        return order
+    if order not in ORDERS:
+        raise InputError(f"order must be one of {', '.join(ORDERS)}, got {order!r}{nearest(order, list(ORDERS))}")
+    unit = 1 if unit is None else unit
+    if not issubclass(ORDERS[order], Balanced):
+        if sketch is not None:
+            raise InputError(f"the order {order!r} looks at no gradients, so sketch = {sketch!r} cannot be used")
+        fixed: Order = ORDERS[order](unit=unit)
+        return fixed
+    balanced: Order = ORDERS[order](unit=unit, sketch=sketch or ("ghost:4" if unit == 1 else "fold:1024"))
+    return balanced
+
+
+def own_group(ranks: int) -> dist.ProcessGroup:
+    """A process group of the sampler's own, so that its exchanges never mix with the loop's. Called on every rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InputError(
+            f"watching a model on {ranks} replicas needs torch.distributed; call init_process_group() first"
+        )
+    if dist.get_world_size() != ranks:
+        raise InputError(
+            f"the sampler has {ranks} replicas but torch.distributed has {dist.get_world_size()} ranks; they must agree"
+        )
+    # gloo, because rows are looked at on the CPU whatever the model is on.
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group
