@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hemiola.contracts import State, Stint
 from hemiola.period.exchange import Exchange
-from hemiola.period.wire import round_trip
 from hemiola.streams import torch_stream
 
 
@@ -40,14 +39,34 @@ class Sender:
             return rows
         arrived = []
         for row, stint in zip(rows, stints, strict=True):
-            owed = self._owed.get(stint.worker, torch.zeros_like(row)) if self.exchange.feedback else None
-            codec = self.exchange.codec
-            draws = torch_stream("wire", self.seed, stint.worker, stint.number) if codec.stochastic else None
-            decoded, left, _ = round_trip(codec, row, owed, draws)
-            if left is not None:
-                self._owed[stint.worker] = left
-            arrived.append(decoded)
+            payload, decoded = self._pack(row, stint)
+            arrived.append(self.unpack(payload) if decoded is None else decoded)
         return torch.stack(arrived)
+
+    def pack(self, row: Tensor, stint: Stint) -> Tensor:
+        """The bytes of a stint's change; the change itself on an exact wire.
+
+        Raises:
+            FloatingPointError: A number is not finite and the wire cannot say so.
+        """
+        return row if self.exact else self._pack(row, stint)[0]
+
+    def unpack(self, payload: Tensor) -> Tensor:
+        """What arrives of a packed change."""
+        return payload if self.exact else self.exchange.codec.decode(payload, self.numbers)
+
+    def _pack(self, row: Tensor, stint: Stint) -> tuple[Tensor, Tensor | None]:
+        """The bytes; and what they decode to, where that had to be found out to know what is owed."""
+        codec = self.exchange.codec
+        draws = torch_stream("wire", self.seed, stint.worker, stint.number) if codec.stochastic else None
+        if not self.exchange.feedback:
+            return codec.encode(row, draws), None
+        owed = self._owed.get(stint.worker)
+        wanted = row if owed is None else row + owed
+        payload = codec.encode(wanted, draws)
+        decoded = codec.decode(payload, self.numbers)
+        self._owed[stint.worker] = wanted - decoded
+        return payload, decoded
 
     def state_dict(self) -> State:
         return {"owed": dict(self._owed)}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hemiola.clusters.clockwork import Clockwork, Round
 from hemiola.clusters.link import Link, ring_bytes
+from hemiola.clusters.merging import shares
 from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
 from hemiola.pace.delays import DelayStreams
@@ -110,7 +111,7 @@ class SimulatedCluster:
 
     def _merge(self, stints: Sequence[Stint]) -> tuple[Tensor, Finished, float]:
         """The weighted mean of the stints' changes; if it is not finite, of those that are."""
-        factors = self._factors(stints)
+        factors = shares(self.work, self.pace, self.clock.version, stints)
         if not self.period.local and self.sender.exact:
             change, finished = self._shared_gradient(stints, factors)
             if bool(torch.isfinite(change).all()):
@@ -127,17 +128,6 @@ class SimulatedCluster:
         self.runner.combine_momentum([stints[i].worker for i in good], self.exchange.momentum)
         spread = float((rows - rows.mean(0)).square().sum() / len(good))
         return change, finished, spread
-
-    def _factors(self, stints: Sequence[Stint]) -> list[float]:
-        """What each change is multiplied with: the pace's weight over the number of reports."""
-        now = self.work.read(self.clock.version)
-        factors = []
-        for stint in stints:
-            distance = 0.0
-            if self.pace.needs_distance:
-                distance = float((now - self.work.read(stint.version)).square().sum())
-            factors.append(self.pace.weight(self.clock.version - stint.version, distance) / len(stints))
-        return factors
 
     def _shared_gradient(self, stints: Sequence[Stint], factors: Sequence[float]) -> tuple[Tensor, Finished]:
         """One backward pass for each version read."""

@@ -1,0 +1,40 @@
+"""From K reports to one change, the same arithmetic wherever the reports come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hemiola.contracts import Pace, Stint, Work
+
+
+def shares(work: Work, pace: Pace, version: int, stints: Sequence[Stint]) -> list[float]:
+    """What each stint's change is multiplied with: the pace's weight over the number of reports."""
+    factors = []
+    for stint in stints:
+        distance = 0.0
+        if pace.needs_distance:
+            distance = float((work.read(version) - work.read(stint.version)).square().sum())
+        factors.append(pace.weight(version - stint.version, distance) / len(stints))
+    return factors
+
+
+def weighted_sum(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """The factors times the rows, added up. Rows are read once, in place; they may lie in shared memory."""
+    total = rows[0] * factors[0]
+    for row, factor in zip(rows[1:], factors[1:], strict=True):
+        total.add_(row, alpha=factor)
+    return total
+
+
+def spread_of(rows: Sequence[Tensor]) -> float:
+    """(1/K) sum ||w_i - mean w||^2; the changes serve as well as the weights, where all started from the same."""
+    mean = weighted_sum(rows, [1 / len(rows)] * len(rows))
+    return sum(float((row - mean).square().sum()) for row in rows) / len(rows)
+
+
+def all_finite(vector: Tensor) -> bool:
+    """Whether every number is finite. A finite sum says so in one pass; only a sum that is not needs a second look."""
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
