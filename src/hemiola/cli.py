@@ -1,1 +1,207 @@
-"""Verbs of the command line."""
+"""Verbs of the command line. Heavy imports wait until a verb needs them, so ``hemiola --help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hemiola.errors import InputError
+
+app = typer.Typer(
+    help="Data-parallel PyTorch training whose order, period and pace measure and adapt.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Public data sets: list what is there, fetch what is missing.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from hemiola import __version__
+
+        typer.echo(f"hemiola {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="The experiment file (TOML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for results.csv, log.jsonl and report.html.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file.")] = None,
+    jobs: JobsOption = None,
+    data: DataOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder already holds.")] = False,
+) -> None:
+    """Run every run x sweep point x seed of an experiment file and compare them."""
+    from hemiola.experiment import Experiment, parse_change
+
+    experiment = Experiment.load(file, dict(parse_change(change) for change in changes or []))
+    _run_and_show(experiment, out, data, jobs, resume, f"hemiola run {file} --out {out} --resume")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("hemiola-demo"),
+    jobs: JobsOption = None,
+) -> None:
+    """Compare the ordinary way with each policy and all three, on real data, in a minute."""
+    from importlib.resources import as_file, files
+
+    from hemiola.experiment import Experiment
+
+    with as_file(files("hemiola") / "demo.toml") as file:
+        experiment = Experiment.load(file)
+    _run_and_show(experiment, out, None, jobs, True, f"hemiola demo --out {out}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` wrote.")],
+    figure: Annotated[
+        list[Path] | None, typer.Option("--figure", help="Write one figure, e.g. loss-vs-seconds.svg, instead of the page.")
+    ] = None,
+) -> None:
+    """Write report.html again, or single figures (PNG, SVG, PDF) for papers and slides."""
+    from hemiola.report import write_figure, write_report
+
+    if not figure:
+        typer.echo(f"report: {write_report(folder)}")
+    for path in figure or []:
+        typer.echo(f"figure: {write_figure(folder, path)}")
+
+
+@app.command()
+def tasks() -> None:
+    """List the reference tasks."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hemiola.tasks import describe_tasks
+
+    table = Table("task", "model", "examples", "convex", "data", "options", box=None, header_style="bold")
+    for task in describe_tasks():
+        options = ", ".join(f"{key} = {value}" for key, value in task.options.items())
+        model = f"{task.model}, {task.parameters:,} parameters"
+        table.add_row(task.name, model, f"{task.train:,} + {task.test:,}", "yes" if task.convex else "", task.data, options)
+    Console().print(table)
+    typer.echo('\nYour own: task = "package.module:function"; see docs/tasks.md.')
+
+
+@data_app.command("list")
+def data_list(data: DataOption = None) -> None:
+    """Show which data sets are there."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hemiola.tasks.files import data_folder, list_sets
+
+    root = data_folder(data)
+    table = Table("data set", "there", "size", "tasks", "files missing", box=None, header_style="bold")
+    for found in list_sets(root):
+        missing = ", ".join(found.missing[:2]) + (" ..." if len(found.missing) > 2 else "")
+        table.add_row(found.name, "yes" if found.present else "no", found.human_size, ", ".join(found.tasks), missing)
+    Console().print(f"in {root}:")
+    Console().print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[list[str], typer.Argument(help="Names that `hemiola data list` shows.")],
+    data: DataOption = None,
+) -> None:
+    """Download data sets from their official sources, with checksums."""
+    from hemiola.tasks.fetch import fetch_with_progress
+
+    for one in name:
+        fetch_with_progress(one, data)
+
+
+@app.command()
+def predict(
+    workers: Annotated[int, typer.Option("--workers", min=1, help="How many workers.")],
+    delay: Annotated[str | None, typer.Option("--delay", help="Law of one local step, e.g. 'shifted-exponential(1, 1)'.")] = None,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Measured step times instead: numbers, CSV, or a run's log.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Only this K.")] = None,
+    slow: Annotated[str, typer.Option("--slow", help="Slow workers, e.g. '3=5' for worker 3 taking five times as long.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Expected time per update, staleness and waste of every pace, theory beside simulation, before renting machines."""
+    from rich.console import Console
+
+    from hemiola.clusters.predict import parse_slow, predict
+    from hemiola.pace.delays import parse_delay, trace_delay
+
+    if (delay is None) == (trace is None):
+        raise InputError("give either --delay or --trace")
+    law = parse_delay(delay, None) if delay is not None else trace_delay(trace) if trace is not None else None
+    assert law is not None
+    prediction = predict(workers, law, k=k, slow=parse_slow(slow))
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(prediction.as_json(), indent=1))
+        return
+    console = Console()
+    console.print(prediction.as_table())
+    for line in prediction.conclusion:
+        console.print(line, highlight=False)
+
+
+def _run_and_show(experiment: Any, out: Path, data: Path | None, jobs: int | None, resume: bool, again: str) -> None:
+    """Run, write the report, print the table; say what is left to do when it was interrupted."""
+    from rich.console import Console
+
+    from hemiola.report import headline, summary_table, write_report
+    from hemiola.runs import run_experiment
+    from hemiola.runs.progress import Display
+
+    console = Console()
+    outcome = run_experiment(experiment, out, data, jobs, resume, Display(console))
+    if outcome.finished:
+        page = write_report(out)
+        console.print(summary_table(out))
+        for line in headline(out):
+            console.print(line, highlight=False)
+        console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", highlight=False, soft_wrap=True)
+    for cell, why in outcome.failed:
+        typer.echo(f"hemiola: {cell.run!r}, seed {cell.seed}, failed: {why}", err=True)
+    if outcome.interrupted:
+        typer.echo(f"hemiola: stopped with {outcome.finished} of {outcome.total} parts finished; go on with: {again}", err=True)
+        raise typer.Exit(130)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: an `InputError` is one line on stderr and exit code 2."""
+    guarded(lambda: app(args=arguments, prog_name="hemiola"))
+
+
+def guarded(call: Callable[[], object]) -> None:
+    """Run a verb; a user's mistake or a full disk ends with one line and code 2, a closed pipe quietly."""
+    try:
+        call()
+    except InputError as error:
+        typer.echo(f"hemiola: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("hemiola: stopped", err=True)
+        sys.exit(130)

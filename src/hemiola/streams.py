@@ -31,3 +31,12 @@ def torch_seed(*key: int | str) -> int:
 def torch_stream(*key: int | str) -> torch.Generator:
     """A torch CPU generator that depends on the key only."""
     return torch.Generator().manual_seed(torch_seed(*key))
+
+
+def seed_torch(*key: int | str) -> None:
+    """Seed torch's global CPU generator from a key.
+
+    Not ``torch.manual_seed``: that also queues a seeding of every accelerator with a formatted stack trace, which
+    costs more than a small model's whole step.
+    """
+    torch.default_generator.manual_seed(torch_seed(*key))

@@ -24,7 +24,7 @@ from hemiola.contracts import Batch, State, Stint, Task
 from hemiola.flat import FlatModel
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
 from hemiola.order.gradients import UnitGradients
-from hemiola.streams import torch_seed
+from hemiola.streams import seed_torch
 
 Sketches = tuple[Tensor | None, ...]
 
@@ -78,7 +78,7 @@ class StintRunner:
         self.device = torch.device(device)
         self.seed = seed
         self.optimizer = optimizer
-        torch.manual_seed(torch_seed("model", seed))
+        seed_torch("model", seed)
         self.flat = FlatModel(task.model().to(self.device))
         self.initial = self.flat.weights.clone()
         self.reader = BatchReader(task, shards, unit, seed, self.device)
@@ -111,7 +111,7 @@ class StintRunner:
             change[: self.flat.size].add_(weights[: self.flat.size], alpha=self.task.l2 * sum(factors))
         if self.flat.has_buffers:
             change[self.flat.size :] *= sum(factors)
-        means = [float(part.mean()) for part in losses.split(read.counts)]
+        means = _means(losses, read.counts)
         pieces = rows.split(read.units) if rows is not None else [None] * len(stints)
         sketches = [(piece if want else None,) for piece, want in zip(pieces, wanted, strict=True)]
         return change.cpu(), Finished(means, sketches, [bool(np.isfinite(mean)) for mean in means])
@@ -256,7 +256,7 @@ class StintRunner:
     def _prepare(self, stint: Stint, index: int) -> None:
         """Dropout and its like draw from torch's global generator: give each call a stream of its own."""
         self.flat.module.train()
-        torch.manual_seed(torch_seed("forward", self.seed, stint.worker, stint.number, index))
+        seed_torch("forward", self.seed, stint.worker, stint.number, index)
 
     # ---------------------------------------------------------------------------------------------------------- state
 
@@ -274,3 +274,10 @@ class StintRunner:
             self.local[worker].load_state_dict(saved)
         if self.unit_gradients is not None:
             self.unit_gradients.load_state_dict(state["unit_gradients"])
+
+
+def _means(losses: Tensor, counts: Sequence[int]) -> list[float]:
+    """Mean loss of each batch."""
+    sums = np.add.reduceat(losses.double().numpy(), np.cumsum([0, *counts[:-1]]))
+    means: list[float] = (sums / np.asarray(counts)).tolist()
+    return means

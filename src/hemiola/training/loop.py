@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hemiola.contracts import Arrivals, Averaging, Cluster, Order, Pace, Period, State, Stint, Task, Update, Visit, Work
@@ -20,7 +19,7 @@ from hemiola.errors import InputError
 from hemiola.flat import FlatModel
 from hemiola.optimizers import Optimizer
 from hemiola.period.exchange import Exchange
-from hemiola.streams import torch_seed
+from hemiola.streams import seed_torch
 from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
@@ -129,7 +128,7 @@ class Training:
         plan.order.begin(self.sizes, plan.seed, self.lockstep)
         self.queues = Queues(plan.order, self.sizes, plan.batch // unit, self.lockstep, plan.stop.epochs)
         self.ledger = Ledger(self.sizes)
-        torch.manual_seed(torch_seed("model", plan.seed))
+        seed_torch("model", plan.seed)
         flat = FlatModel(plan.task.model())
         self.parameters = flat.size
         self.version = 0

@@ -18,12 +18,13 @@ from hemiola.contracts import Batch, Order, State
 
 @dataclass
 class _Queue:
-    """One worker's place: its epoch, the next unit of that epoch's order, its slot, and batches that came back."""
+    """One worker's place: its epoch, the next unit of that epoch's order, its slot, batches that came back, and its order."""
 
     epoch: int = 0
     position: int = 0
     slot: int = 0
     returned: deque[Batch] = field(default_factory=deque)
+    sequence: np.ndarray | None = None
 
 
 class Queues:
@@ -62,8 +63,10 @@ class Queues:
                     continue
                 queue.epoch += 1
                 queue.position = 0
-            sequence = self.order.sequence(worker, queue.epoch)
-            units = sequence[queue.position : queue.position + self.units_per_batch]
+                queue.sequence = None
+            if queue.sequence is None:
+                queue.sequence = self.order.sequence(worker, queue.epoch)
+            units = queue.sequence[queue.position : queue.position + self.units_per_batch]
             taken.append(Batch(queue.epoch, queue.position, units))
             queue.position += len(units)
         return taken
@@ -94,6 +97,7 @@ class Queues:
     def load_state_dict(self, state: State) -> None:
         for queue, saved in zip(self._queues, state["queues"], strict=True):
             queue.epoch, queue.position, queue.slot = saved["epoch"], saved["position"], saved["slot"]
+            queue.sequence = None
             queue.returned = deque(
                 Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in saved["returned"]
             )
