@@ -11,7 +11,7 @@ Three ways, all giving the same numbers to float tolerance (tests compare them):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,10 +136,12 @@ class StintRunner:
         starts: Sequence[Tensor],
         stints: Sequence[Stint],
         wanted: Sequence[Sequence[bool]],
+        after_step: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Finished]:
         """Each stint's change of weights by its worker's own optimizer, one row a stint.
 
         The stints must be of different workers, because a worker's optimizer remembers its stints in order.
+        ``after_step`` is called after each local step with its index, and may raise to give up.
         """
         if len({stint.worker for stint in stints}) != len(stints):
             raise ValueError("two stints of one worker in one call")
@@ -156,6 +158,8 @@ class StintRunner:
                 totals[i] += losses[at]
                 sketches[i].append(rows[at])
                 self._local_step(stints[i].worker, now[i], gradients[at], stints[i].rates[index])
+            if after_step is not None:
+                after_step(index)
         change = (now - before).cpu()
         finite = torch.isfinite(change).all(dim=1).tolist()
         for stint, good in zip(stints, finite, strict=True):
