@@ -1,7 +1,7 @@
 """Order: which example does each worker visit next?
 
-The sampler for one's own loop is in `hemiola.order.sampler`, the sources of unit gradients in `hemiola.order.gradients`;
-they are not imported from here, so that the policies stay light.
+The sampler for one's own loop is in `hemiola.order.sampler`, the sources of unit gradients are in
+`hemiola.order.gradients`; neither is imported from here, so that the policies stay light.
 """
 
 from hemiola.order.orders import CDGraB, GraB, IDGraB, IDPairGraB, InOrder, RandomReshuffling, ShuffleOnce, redeal

@@ -1,12 +1,12 @@
 """What every balanced order shares: matching reports to units, balancing in blocks, one order after the other.
 
-Nothing is decided while an epoch runs, so ``observe`` only notes the units in their worker's `Book` and copies their rows
-into a buffer. When the buffer is full, or a worker wants its next order, the rows in it are balanced in the order they
-arrived, against the sums of their epoch number (``balance.py``), and the signs go into the books.
+Nothing is decided while an epoch runs, so ``observe`` only notes the units in their worker's `Book` and copies their
+rows into a buffer. When the buffer is full, or a worker wants its next order, the rows in it are balanced in the order
+they arrived, against the sums of their epoch number (``balance.py``), and the signs go into the books.
 
 An epoch may end with reports still under way. Then the next order is made from what is known, the units without a
-sign keep their sequence around the meeting point (`Book.next_order`), and what arrives later is ignored. If less than half of
-the epoch is known, because a stint is about as long as an epoch, the newest older epoch that is known well enough
+sign keep their sequence around the meeting point (`Book.next_order`), and what arrives later is ignored. If less than
+half of the epoch is known, because a stint is about as long as an epoch, the newest older epoch that is known well enough
 takes its place: an order that is one epoch late is worth nearly as much, a half-random one is not.
 """
 
@@ -77,7 +77,7 @@ class Balanced:
     """Whether workers balance against one shared sum."""
 
     total: Total | None = None
-    """Set where every rank observes only its slice of the coordinates: adds an array of inner products up over ranks."""
+    """Set where every rank observes only its slice of the coordinates: adds up inner products over the ranks."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Balanced:
         first = book.count
         fresh = book.add(np.asarray(visit.units))
         rows = as_rows(visit.sketches)
-        rows = rows if fresh.all() else rows[fresh]
+        rows = rows if fresh is None else rows[fresh]
         self._buffer.prepare(rows.shape[1], rows.dtype)
         while len(rows):
             if not self._buffer.space:

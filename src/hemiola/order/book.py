@@ -14,8 +14,8 @@ from hemiola.contracts import State
 class Book:
     """Used units and their signs.
 
-    In pair balance the units 2i and 2i + 1 in the order of use are pair i, and ``signs[i]`` is its sign; in mean balance
-    ``signs[i]`` is the sign of the i-th used unit. 0 means not known: not balanced yet, or skipped as non-finite.
+    In pair balance the units 2i and 2i + 1 in the order of use are pair i, and ``signs[i]`` is its sign; in mean
+    balance ``signs[i]`` is the sign of the i-th used unit. 0 means not known: not balanced yet, or skipped as non-finite.
 
     Attributes:
         epoch: The worker's epoch.
@@ -41,10 +41,12 @@ class Book:
         self.seen = np.zeros(self.size, bool)
         self.signs = np.zeros(self.size // 2 if self.paired else self.size, np.int8)
 
-    def add(self, units: np.ndarray) -> np.ndarray:
-        """Note these units as used; returns which of them are new to this epoch."""
-        fresh = ~self.seen[units]
-        units = units[fresh]
+    def add(self, units: np.ndarray) -> np.ndarray | None:
+        """Note a visit to these units; returns which of them are new to this epoch, or None if all are."""
+        fresh = None
+        if np.count_nonzero(self.seen[units]):
+            fresh = ~self.seen[units]
+            units = units[fresh]
         self.seen[units] = True
         self.used[self.count : self.count + len(units)] = units
         self.count += len(units)
@@ -54,8 +56,8 @@ class Book:
     def next_order(self, order: np.ndarray) -> np.ndarray:
         """The order that follows ``order``: a permutation whatever was used, balanced or skipped.
 
-        +1 sends a pair's first unit to the next free place from the front and its second to the next free place from the
-        back; -1 the other way round. A skipped pair is placed as if +1. Whatever has no place by then, the odd unit and
+        +1 sends a pair's first unit to the next free place from the front and its second to the next free place from
+        the back; -1 the other way round. A skipped pair is placed as if +1. Whatever has no place by then, the odd unit and
         the units whose reports are missing, keeps its old sequence around the meeting point. In mean balance +1 is the
         front and -1 the back.
         """

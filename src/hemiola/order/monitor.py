@@ -3,7 +3,7 @@
 How far does the sum of the gradients visited so far stray from its even share of the epoch's total? That is the
 quantity orders are chosen to keep small: with x[j, i] the sketch of worker j's i-th used unit and mean[j] its mean,
 
-    herding = max over steps t of || sum over workers j, over i up to step t, of (x[j, i] - mean[j]) ||  /  rms ||x - mean||
+    herding = max over steps t of || sum over j, and over i up to step t, of (x[j, i] - mean[j]) ||  /  rms ||x - mean||
 
 The norm is the 2-norm, because folding keeps it; the division makes it a number of unit gradients, so that it can be
 compared between epochs although gradients shrink. Step t of a worker is its t-th visit of the epoch, so where workers

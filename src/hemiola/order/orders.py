@@ -1,7 +1,7 @@
 """The orders: which unit each worker visits next.
 
 Three are fixed by the seed alone; four balance what they are shown (machinery in ``balanced.py``, signs in
-``balance.py``). Symbols of the papers: m = workers, n = units of a worker, pi = order, s = running sum, g = a unit's gradient.
+``balance.py``). Symbols of the papers: m = workers, n = units of a worker, s = running sum, g = a unit's gradient.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from hemiola.order.balanced import VERSION, Balanced, check_begin, check_state
 from hemiola.order.book import Book
 from hemiola.order.buffer import Item
 from hemiola.streams import stream
+
+DRIFT = 8.0  # units apart at which cd-grab trusts both sums alike; see docs/order.md for the runs that set it
+LONG_STINT = 8
 
 # ----------------------------------------------------------------------------------------------- fixed by the seed
 
@@ -86,8 +89,8 @@ class InOrder(RandomReshuffling):
 class IDGraB(Balanced):
     """ID-GraB: every worker balances alone, each gradient centred with its mean over the last balanced epoch.
 
-    GraB, algorithm 4, at every worker: ``s += sign * (g - mean)``, +1 to the front of the next order, -1 to the back; the
-    mean is zero in the first epoch.
+    GraB, algorithm 4, at every worker: ``s += sign * (g - mean)``, +1 to the front of the next order, -1 to the back;
+    the mean is zero in the first epoch.
     """
 
     kind = "id-grab"
@@ -168,11 +171,49 @@ class CDGraB(Balanced):
                 if <s,c> <= 0:  next[j,l] = order[j,t];   next[j,r] = order[j,t+1];  s += c
                 else:           next[j,r] = order[j,t];   next[j,l] = order[j,t+1];  s -= c
             l += 1;  r -= 1
+
+    Coordination needs lockstep. When workers are not at the same place of their epochs at the same time, a sum of theirs
+    that is kept short by place is long in time, and balancing alone is better. So signs lean from s to the worker's own
+    sum, by ``drift / (drift + DRIFT)`` where drift is how many units the other workers are away on average, and by at
+    least a half after stints of more than `LONG_STINT` local steps.
     """
 
     kind = "cd-grab"
     paired = True
     shares = True
+
+    def begin(self, sizes: Sequence[int], seed: int, lockstep: bool) -> None:
+        super().begin(sizes, seed, lockstep)
+        self._entered = np.zeros(len(sizes), np.int64)
+        self._used = np.zeros(len(sizes), np.int64)
+
+    def _lean(self, visit: Visit) -> float:
+        worker, units = visit.worker, len(visit.units)
+        if visit.epoch > self._entered[worker]:
+            self._entered[worker], self._used[worker] = visit.epoch, 0
+        if visit.epoch == self._entered[worker]:
+            self._used[worker] += units
+        lean = 0.5 if visit.local_steps > LONG_STINT else 0.0
+        if not self._lockstep:
+            # Reports arrive one after the other, so even in step the others are up to a stint away.
+            drift = max(0.0, self._drift(worker) - units * visit.local_steps)
+            lean = max(lean, drift / (drift + DRIFT))
+        return lean
+
+    def _drift(self, worker: int) -> float:
+        """How far the other workers are ahead or behind in their epochs, on average, counted in this worker's units."""
+        if len(self._sizes) == 1:
+            return 0.0
+        progress = self._entered + self._used / np.array(self._sizes)
+        return float(np.abs(progress - progress[worker]).sum()) * self._sizes[worker] / (len(self._sizes) - 1)
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "entered": self._entered.tolist(), "used": self._used.tolist()}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._entered[:] = state["entered"]
+        self._used[:] = state["used"]
 
 
 def redeal(orders: Sequence[np.ndarray], workers: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
