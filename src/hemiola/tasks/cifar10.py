@@ -27,7 +27,7 @@ def _examples(paths: list[Path]) -> TensorExamples:
 def cifar10_lenet(*, data: Path | None = None) -> Task:
     """LeNet on CIFAR-10: CD-GraB's model."""
     train, test = _pictures(require("cifar10", data))
-    return Task(name="cifar10-lenet", model=partial(lenet, 3, 400), train=train, test=test, lr=0.02, batch=16)
+    return Task(name="cifar10-lenet", model=partial(lenet, 3, 400), train=train, test=test, lr=0.05, batch=16)
 
 
 def cifar10_vgg(*, data: Path | None = None) -> Task:

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import os
 import shutil
+import ssl
 import tarfile
 import time
 import urllib.error
@@ -88,7 +89,9 @@ def _fetch(data_set: DataSet, download: Download, root: Path, progress: Progress
     goal.parent.mkdir(parents=True, exist_ok=True)
     part = goal.with_name(goal.name + ".part")
     reasons = []
-    for url in download.urls:
+    # A part from an earlier call may not be of this file; its address is then tried once more, from the beginning.
+    again = download.urls[:1] if part.exists() else ()
+    for url in again + download.urls:
         try:
             _download(url, part, lambda done, total: progress(name, done, total or download.size))
             _verify(part, download.checksum)
@@ -122,14 +125,12 @@ def _download(url: str, part: Path, progress: Callable[[int, int], None]) -> Non
             reason = "the connection was cut"
         except urllib.error.HTTPError as error:
             error.close()
-            if (
-                error.code == 416
-            ):  # Nothing left to send: the part is whole, or is not of this file. The checksum knows.
-                return
+            if error.code == 416:
+                return  # Nothing left to send: the part is whole, or not of this file; the checksum knows.
             reason = f"HTTP {error.code} {error.reason}"
             if error.code < 500 and error.code not in (408, 429):
                 raise _Failed(reason) from error
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise _Failed(f"{reason} (tried {ATTEMPTS} times)")
 

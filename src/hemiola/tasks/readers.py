@@ -82,8 +82,8 @@ def read_cifar(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
 
 def read_words(path: Path) -> list[str]:
     """The words of a tokenised text, ``<eos>`` after every line."""
-    with reading(path):
-        words = [word for line in path.open(encoding="utf-8") for word in (*line.split(), "<eos>")]
+    with reading(path), path.open(encoding="utf-8") as file:
+        words = [word for line in file for word in (*line.split(), "<eos>")]
     if not words:
         raise InputError(f"cannot read {path}: it is empty")
     return words
