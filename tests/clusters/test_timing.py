@@ -138,7 +138,7 @@ def test_the_array_ways_are_really_taken():
 
 
 def test_by_hand():
-    # Worker 0 takes 1 second, worker 1 takes 3: K = 1, asynchronous. Worker 0 ends at 1, 2, 3, ..., worker 1 at 3, 6, ...
+    # Worker 0 takes 1 second, worker 1 takes 3: K = 1, asynchronous. Worker 0 ends at 1, 2, 3, 4, worker 1 at 3 and 6.
     # At 3 worker 1's stint began first, so its report comes first: staleness 2 (updates at 1 and 2 came between).
     # Worker 0, which read at 2, then meets one more update: staleness 1.
     result = simulate_timing(KBatchAsync(k=1), 2, parse_delay("constant(1)"), 5, slow={1: 3.0}, log=True)

@@ -31,12 +31,16 @@ class Delay:
     """A law of the time of one local step.
 
     Attributes:
+        name: Of the law, e.g. ``"exponential"``.
+        arguments: Of the law; none for a trace.
         law: As in an experiment file; parses back to the same delay.
         mean: Expected seconds.
         scipy: The distribution: a frozen ``scipy.stats`` one, or one of `hemiola.pace.laws` with the same methods.
         draw: See `sample`.
     """
 
+    name: str
+    arguments: tuple[float, ...]
     law: str
     mean: float
     scipy: Law
@@ -67,7 +71,9 @@ def parse_delay(text: str, base: Path | None = None) -> Delay:
         raise InputError(f"{name} takes {len(names)} argument(s), {name}({', '.join(names)}), got {text.strip()!r}")
     values = {argument: _number(text, argument, part) for argument, part in zip(names, given, strict=True)}
     law, draw = build(**values)
-    return Delay(f"{name}({', '.join(repr(value) for value in values.values())})", float(law.mean()), law, draw)
+    arguments = tuple(values.values())
+    written = f"{name}({', '.join(repr(value) for value in arguments)})"
+    return Delay(name, arguments, written, float(law.mean()), law, draw)
 
 
 def trace_delay(path: Path) -> Delay:
@@ -87,7 +93,7 @@ def empirical_delay(seconds: Iterable[float], law: str) -> Delay:
         return np.asarray(values[(generator.random(n) * len(values)).astype(np.intp)])
 
     empirical = Empirical(values)
-    return Delay(law, empirical.mean(), empirical, draw)
+    return Delay("trace", (), law, empirical.mean(), empirical, draw)
 
 
 def read_trace(path: Path) -> list[float]:
