@@ -120,14 +120,14 @@ class AdaSync:
     def updated(self, seen: Arrivals) -> None:
         """Take note of an update, and reconsider K at the end of a window."""
         self._delays.add(seen.durations, seen.censored)
-        for loss in seen.losses:
+        for loss in map(float, seen.losses):
             if self._first.count < self._workers:
                 self._first.add(loss)
             self._window.add(loss)
         if self._window.count and seen.seconds - self._opened >= self.window * self._delays.mean():
             self._reconsider()
             self._window = _Tally()
-            self._opened = seen.seconds
+            self._opened = float(seen.seconds)
 
     def _reconsider(self) -> None:
         loss, error = self._window.mean(), self._window.error()
@@ -255,8 +255,8 @@ class _Delays:
         self.censored: list[float] = censored or []
 
     def add(self, finished: Sequence[float], censored: Sequence[float]) -> None:
-        self.finished.extend(delay for delay in finished if math.isfinite(delay))
-        self.censored.extend(delay for delay in censored if math.isfinite(delay))
+        self.finished.extend(float(delay) for delay in finished if math.isfinite(delay))
+        self.censored.extend(float(delay) for delay in censored if math.isfinite(delay))
         while len(self.finished) + len(self.censored) > 2 * MEMORY:
             # The older half of both goes together, so that the share that was cut short stays true.
             del self.finished[: len(self.finished) // 2], self.censored[: len(self.censored) // 2]
