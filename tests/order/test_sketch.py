@@ -42,7 +42,7 @@ def test_parse_refuses(text, message):
 
 
 def slow_fold(fold, row):
-    """The definition: random signs, then a sum over equal index modulo k; signs are read off by folding unit vectors."""
+    """The definition: random signs, then a sum over equal index modulo k; signs are read off unit vectors."""
     out = [0.0] * fold.width
     for i, number in enumerate(row.tolist()):
         unit = torch.zeros(1, fold.dimension, dtype=torch.float64)

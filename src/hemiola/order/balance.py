@@ -10,9 +10,10 @@ Probabilistic signs (the self-balancing walk of Alweiss, Liu, Sawhney, STOC 2021
 1/2 - <s, c> / (2 c0). With a coin u uniform in [0, 1) that is ``<s, c> <= c0 (1 - 2u)``: the same loop with a threshold
 in place of 0. c0 is `WALK_SCALE` times the running mean of ||c||^2, so that it follows the scale of the data.
 
-`walk` is that loop. `walk_products` is the same loop on inner products, C S^T and C C^T of a block: it can weigh several
-sums against each other, and runs where every rank holds a slice of the coordinates. On one CPU core `walk` is the faster
-of the two: its sum stays in the cache, while C C^T costs b times as many operations (benchmarks/bench_order.py).
+`walk` is that loop. `walk_products` is the same loop on inner products, C S^T and C C^T of a block: it can weigh
+several sums against each other, and runs where every rank holds a slice of the coordinates. On one CPU core `walk` is
+the faster of the two: its sum stays in the cache, while C C^T costs b times as many operations
+(benchmarks/bench_order.py).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ they arrived, against the sums of their epoch number (``balance.py``), and the s
 
 An epoch may end with reports still under way. Then the next order is made from what is known, the units without a
 sign keep their sequence around the meeting point (`Book.next_order`), and what arrives later is ignored. If less than
-half of the epoch is known, because a stint is about as long as an epoch, the newest older epoch that is known well enough
-takes its place: an order that is one epoch late is worth nearly as much, a half-random one is not.
+half of the epoch is known, because a stint is about as long as an epoch, the newest older epoch that is known well
+enough takes its place: an order that is one epoch late is worth nearly as much, a half-random one is not.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ class Book:
     """Used units and their signs.
 
     In pair balance the units 2i and 2i + 1 in the order of use are pair i, and ``signs[i]`` is its sign; in mean
-    balance ``signs[i]`` is the sign of the i-th used unit. 0 means not known: not balanced yet, or skipped as non-finite.
+    balance ``signs[i]`` is the sign of the i-th used unit. 0 means not known: not balanced yet, or skipped as
+    non-finite.
 
     Attributes:
         epoch: The worker's epoch.
@@ -57,9 +58,9 @@ class Book:
         """The order that follows ``order``: a permutation whatever was used, balanced or skipped.
 
         +1 sends a pair's first unit to the next free place from the front and its second to the next free place from
-        the back; -1 the other way round. A skipped pair is placed as if +1. Whatever has no place by then, the odd unit and
-        the units whose reports are missing, keeps its old sequence around the meeting point. In mean balance +1 is the
-        front and -1 the back.
+        the back; -1 the other way round. A skipped pair is placed as if +1. Whatever has no place by then, the odd unit
+        and the units whose reports are missing, keeps its old sequence around the meeting point. In mean balance +1 is
+        the front and -1 the back.
         """
         if self.paired:
             pairs = self.used[: self.count // 2 * 2].reshape(-1, 2)

@@ -45,7 +45,7 @@ def simulate_herding(order: str, m: int, n: int, d: int, rounds: int, seed: int,
         bounds.append(float(np.abs(np.cumsum(visited.sum(0), 0)).max()))
         if policy.wants(0, epoch):
             # Two units at a time give the same pairs in the same order as one, in half the calls.
-            rows = [torch.from_numpy(of_worker).split(2) for of_worker in visited]
+            rows = [torch.split(torch.from_numpy(of_worker), 2) for of_worker in visited]
             for step in range((n + 1) // 2):
                 for worker, sequence in enumerate(sequences):
                     units = sequence[2 * step : 2 * step + 2]

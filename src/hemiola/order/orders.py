@@ -172,10 +172,10 @@ class CDGraB(Balanced):
                 else:           next[j,r] = order[j,t];   next[j,l] = order[j,t+1];  s -= c
             l += 1;  r -= 1
 
-    Coordination needs lockstep. When workers are not at the same place of their epochs at the same time, a sum of theirs
-    that is kept short by place is long in time, and balancing alone is better. So signs lean from s to the worker's own
-    sum, by ``drift / (drift + DRIFT)`` where drift is how many units the other workers are away on average, and by at
-    least a half after stints of more than `LONG_STINT` local steps.
+    Coordination needs lockstep. When workers are not at the same place of their epochs at the same time, a sum of
+    theirs that is kept short by place is long in time, and balancing alone is better. So signs lean from s to the
+    worker's own sum, by ``drift / (drift + DRIFT)`` where drift is how many units the other workers are away on
+    average, and by at least a half after stints of more than `LONG_STINT` local steps.
     """
 
     kind = "cd-grab"
@@ -204,8 +204,9 @@ class CDGraB(Balanced):
         """How far the other workers are ahead or behind in their epochs, on average, counted in this worker's units."""
         if len(self._sizes) == 1:
             return 0.0
-        progress = self._entered + self._used / np.array(self._sizes)
-        return float(np.abs(progress - progress[worker]).sum()) * self._sizes[worker] / (len(self._sizes) - 1)
+        mine, others = self._sizes[worker], len(self._sizes) - 1
+        places = self._entered * mine + self._used * (mine / np.array(self._sizes))
+        return float(np.abs(places - places[worker]).sum()) / others
 
     def state_dict(self) -> State:
         return {**super().state_dict(), "entered": self._entered.tolist(), "used": self._used.tolist()}
