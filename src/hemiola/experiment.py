@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from hemiola.clusters.table import CLUSTERS
+from hemiola.clusters.table import CLUSTERS, check_fit
 from hemiola.contracts import Order, Pace, Period, Task
 from hemiola.errors import InputError, nearest
 from hemiola.options import check_options, first_error, option_names
@@ -117,6 +117,7 @@ class Cell:
             make_cluster = CLUSTERS[name](self.base, settings.workers, **checked)
         with _where("period"):
             exchange.check(period.local)
+        check_fit(name, pace, exchange)
         return order, period, pace, exchange, make_cluster
 
     def plan(self, data: Path | None) -> tuple[Plan, ClusterFactory]:

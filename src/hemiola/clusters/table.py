@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hemiola.clusters.collective_factory import TorchFactory, check_torch
 from hemiola.clusters.link import Link
-from hemiola.contracts import Cluster, Work
+from hemiola.clusters.ray_factory import RayFactory, check_ray
+from hemiola.contracts import Cluster, Pace, Work
 from hemiola.errors import InputError
 from hemiola.options import check_options
 from hemiola.pace.delays import DelayStreams, parse_delay
+from hemiola.period.exchange import Exchange
 
 if TYPE_CHECKING:
     from hemiola.training.loop import Plan
@@ -62,4 +65,19 @@ def slow_factors(table: dict[str, float]) -> dict[int, float]:
         raise InputError(f"slow: must map worker numbers to factors, as in {{ 3 = 5.0 }}, got {table}") from None
 
 
-CLUSTERS: dict[str, Callable[..., Callable[[Any, Work], Cluster]]] = {"simulated": simulated}
+def check_fit(name: str, pace: Pace, exchange: Exchange) -> None:
+    """Refuse policies that a cluster cannot run; called before anything is computed."""
+    if name == "torch":
+        check_torch(pace, exchange)
+    if name == "ray":
+        check_ray(exchange)
+
+
+CLUSTERS: dict[str, Callable[..., Callable[[Any, Work], Cluster]]] = {
+    "simulated": simulated,
+    "torch": TorchFactory,
+    "ray": RayFactory,
+}
+
+REAL = frozenset({"torch", "ray"})
+"""Clusters whose seconds are measured; they want the machine to themselves."""

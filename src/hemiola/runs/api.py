@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hemiola.clusters.collective_group import Place
 from hemiola.errors import InputError
-from hemiola.experiment import Experiment
+from hemiola.experiment import Cell, Experiment
 from hemiola.runs.execute import check_with_data, run_experiment
+from hemiola.runs.launching import train_on_ranks
+from hemiola.runs.ranks import torch_factory
 from hemiola.runs.results import Result
 from hemiola.runs.store import Store
 from hemiola.runs.worker import train_cell
@@ -48,10 +51,19 @@ def train(
         if jobs is not None or resume:
             raise InputError("jobs and resume need a folder to work in; give out=DIR")
         check_with_data(checked, folder)
-        return [result for cell in checked.cells if (result := train_cell(cell, folder)) is not None]
+        return [result for cell in checked.cells if (result := _train(cell, folder)) is not None]
     outcome = run_experiment(checked, Path(out), folder, jobs, resume)
     if outcome.failed:
         cell, why = outcome.failed[0]
         raise RuntimeError(f"{len(outcome.failed)} of {outcome.total} parts failed; first {cell.run!r}, seed {cell.seed}: {why}")
     store = Store(Path(out), checked)
     return [result for cell in checked.cells if (result := store.finished(cell)) is not None]
+
+
+def _train(cell: Cell, data: Path | None) -> Result | None:
+    """Train a cell and keep nothing but its result."""
+    if torch_factory(cell) is None:
+        return train_cell(cell, data)
+    if Place.find() is not None:
+        raise InputError("under torchrun, hemiola.train needs a folder that rank 0 keeps results in; give out=DIR")
+    return train_on_ranks(cell, data)

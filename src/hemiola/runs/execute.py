@@ -10,17 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from hemiola.clusters.collective_group import Place
+from hemiola.clusters.table import REAL
 from hemiola.contracts import Task
 from hemiola.errors import InputError
 from hemiola.experiment import Cell, Experiment
 from hemiola.flat import FlatModel
+from hemiola.runs.launching import launch_on
 from hemiola.runs.progress import Display
-from hemiola.runs.store import Store
+from hemiola.runs.ranks import Crew, torch_factory
+from hemiola.runs.store import Store, save_result
 from hemiola.runs.worker import work_on
 from hemiola.tasks import optimum
 
@@ -61,6 +66,8 @@ def run_experiment(
         resume: Go on with what the folder already holds.
         display: Shows progress; None for silence.
     """
+    if (place := Place.find()) is not None:
+        return _run_as_rank(place, experiment, folder, data, resume, display or Display.silent())
     facts = check_with_data(experiment, data)
     store = Store(folder, experiment)
     store.open(facts, resume)
@@ -74,6 +81,44 @@ def run_experiment(
         return Outcome(finished, len(experiment.cells), failed, stop.is_set())
     finally:
         store.close()
+
+
+def _run_as_rank(
+    place: Place, experiment: Experiment, folder: Path, data: Path | None, resume: bool, display: Display
+) -> Outcome:
+    """Run every cell together with the other processes that torchrun has started; rank 0 alone has the folder."""
+    cells = experiment.cells
+    crew = Crew(place, cells, experiment.given)
+    store = Store(folder, experiment)
+    try:
+
+        def open_store() -> list[int]:
+            store.open(check_with_data(experiment, data), resume or place.restarts > 0)
+            return [number for number, cell in enumerate(cells) if store.finished(cell) is None]
+
+        waiting = crew.agree(open_store)
+        display = display if crew.first else Display.silent()
+        display.begin(len(cells), len(cells) - len(waiting))
+        with _stop_requests() as stop, display:
+            for number in waiting:
+                cell, began = cells[number], time.monotonic()
+                display.started(cell)
+                cell_folder = store.cell_folder(cell)
+                if crew.first:
+                    cell_folder.mkdir(parents=True, exist_ok=True)
+                result = crew.train(cell, data, cell_folder, stop.is_set, partial(display.moved, cell))
+                if result is not None and crew.first:
+                    save_result(cell_folder, result)
+                ended = {"ended": "stopped" if result is None else result.row["status"]}
+                display.ended(cell, ended, result, time.monotonic() - began)
+                if result is None:
+                    break
+        if not crew.first:
+            return Outcome(0, len(cells), [], False)
+        return Outcome(store.assemble(), len(cells), [], stop.is_set())
+    finally:
+        store.close()
+        crew.close()
 
 
 def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]:
@@ -107,7 +152,7 @@ def _run_all(
     queue, active, failed = list(waiting), [], []
     stop_by = float("inf")
     while active or (queue and not stop.is_set()):
-        while queue and len(active) < jobs and not stop.is_set():
+        while queue and not stop.is_set() and _may_start(queue[0], active, jobs):
             active.append(_launch(queue.pop(0), store, data))
             display.started(active[-1].cell)
         if stop.is_set() and stop_by == float("inf"):
@@ -130,10 +175,23 @@ def _run_all(
     return failed
 
 
+def _may_start(cell: Cell, active: list[_Active], jobs: int) -> bool:
+    """A real cluster has the machine to itself: cells side by side would be each other's stragglers."""
+    if any(_is_real(one) for one in [cell, *(running.cell for running in active)]):
+        return not active
+    return len(active) < jobs
+
+
+def _is_real(cell: Cell) -> bool:
+    cluster = cell.settings.cluster
+    return (cluster if isinstance(cluster, str) else cluster.get("name")) in REAL
+
+
 def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:
     context = _context()
     mine, theirs = context.Pipe()
-    process = context.Process(target=work_on, args=(cell, store.cell_folder(cell), data, theirs), daemon=True)
+    target = launch_on if torch_factory(cell) is not None else work_on
+    process = context.Process(target=target, args=(cell, store.cell_folder(cell), data, theirs), daemon=True)
     process.start()
     theirs.close()
     return _Active(cell, process, mine, time.monotonic())
@@ -145,6 +203,8 @@ def _read(one: _Active, display: Display) -> None:
             message = one.pipe.recv()
             if "ended" in message:
                 one.ended = message
+            elif "note" in message:
+                display.note(one.cell, message["note"])
             else:
                 display.moved(one.cell, message)
     except (EOFError, OSError):

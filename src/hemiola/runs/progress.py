@@ -74,6 +74,10 @@ class Display:
         detail = f"loss {message['loss']:.4g}  {rate:,.0f} updates/s" if rate else f"loss {message['loss']:.4g}"
         self._bars.update(self._rows[id(cell)], completed=message["progress"], detail=detail)
 
+    def note(self, cell: Cell, text: str) -> None:
+        """Something about a cell that the user should know."""
+        self._line(f"{_label(cell)}: {text}")
+
     def ended(self, cell: Cell, how: dict[str, Any], result: Result | None, seconds: float) -> None:
         """A cell is finished, stopped or failed."""
         if self._bars is not None:
