@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hemiola.report.read import COLUMNS
-
-Build = Callable[..., Path]
 
 POLICIES = {
     "ordinary": {},
@@ -198,6 +196,30 @@ def _row(last: dict, point: dict) -> dict:
         "status": "done",
         **point,
     }
+
+
+def small(folder: Path, runs: dict[str, list[list[tuple]]], *, status: dict | None = None, **more: object) -> Path:
+    """A folder by hand: for every run, for every seed, its (epochs, seconds, bytes, loss) at every evaluation.
+
+    The gap is the loss. Evaluations without a row in results.csv: give the seed the status "running".
+    """
+    rows, log = [], []
+    for name, seeds in runs.items():
+        for seed, points in enumerate(seeds):
+            for updates, (epochs, seconds, sent, loss) in enumerate(points):
+                numbers = {"updates": updates, "epochs": epochs, "seconds": seconds, "bytes_per_worker": sent}
+                log.append(line(name, seed, **numbers, train_loss=loss, train_gap=loss))
+            ended = (status or {}).get((name, seed), "done")
+            if ended != "running":
+                kept = {key: log[-1][key] for key in (*numbers, "train_loss", "train_gap")}
+                rows.append({"run": name, "seed": seed, **kept, "status": ended})
+    return write(folder, about({name: {} for name in runs}, **more), rows, log)
+
+
+@pytest.fixture(scope="session")
+def folders() -> SimpleNamespace:
+    """The builders of this file."""
+    return SimpleNamespace(write=write, about=about, line=line, realistic=realistic, small=small, policies=POLICIES)
 
 
 @pytest.fixture(scope="session")

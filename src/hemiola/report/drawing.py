@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 from hemiola.report import charts, tables, words
@@ -58,18 +59,6 @@ class Drawing:
         """What page.js reads."""
         measure = self.summary.objective if self.summary.objective in self.measures else next(iter(self.measures), "")
         rows = tables.curve_rows(self.lines, "epochs", measure) if measure else []
-        places = {run: place for place, run in enumerate(self.runs)}
-        wanted = {chart["spec"] for chart in self.charts}
-        specs: dict[str, Any] = {}
-        if "curves" in wanted:
-            specs |= {
-                f"curves-{scale}": charts.curves(places, "§x", None, scale == "log", charts.PAGE)
-                for scale in ("log", "linear")
-            }
-        if "staleness" in wanted:
-            specs["staleness"] = charts.staleness("§ink", charts.PAGE)
-        if "ledger" in wanted:
-            specs["ledger"] = charts.ledger(charts.PAGE)
         return {
             "runs": self.runs,
             "measures": {name: words.measure_name(name, self.summary.task) for name in self.measures},
@@ -77,9 +66,22 @@ class Drawing:
             "scale": "log" if tables.prefers_log(rows) else "linear",
             "tail": tables.TAIL,
             "tables": self.tables,
-            "specs": {name: charts.spec(made, charts.PAGE) for name, made in specs.items()},
+            "specs": _specifications(tuple(self.runs)),
             "charts": self.charts,
         }
+
+
+@cache
+def _specifications(runs: tuple[str, ...]) -> dict[str, Any]:
+    """The four specifications; ``§x`` and ``§ink`` stand for what differs between charts of one kind."""
+    places = {run: place for place, run in enumerate(runs)}
+    made = {
+        "curves-log": charts.curves(places, "§x", None, True, charts.PAGE),
+        "curves-linear": charts.curves(places, "§x", None, False, charts.PAGE),
+        "staleness": charts.staleness("§ink", charts.PAGE),
+        "ledger": charts.ledger(charts.PAGE),
+    }
+    return {name: charts.spec(chart, charts.PAGE) for name, chart in made.items()}
 
 
 def _short(value: object) -> object:

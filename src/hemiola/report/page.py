@@ -99,8 +99,11 @@ def _facts(folder: Folder) -> str:
     cluster, seeds = table(shared.get("cluster")), shared.get("seeds")
     facts = [
         str(task.get("name") or "") if shared.get("title") else "",
-        f"{words.figure(task['parameters'])} parameters" if isinstance(task.get("parameters"), int) else "",
-        f"{words.figure(task['examples'])} examples" if isinstance(task.get("examples"), int) else "",
+        *(
+            f"{words.figure(number(task[key]))} {key}"
+            for key in ("parameters", "examples")
+            if number(task.get(key)) > 0
+        ),
         f"{shared['workers']} workers" if "workers" in shared else "",
         f"batch {shared['batch']}" if "batch" in shared else "",
         f"{len(seeds)} seeds" if isinstance(seeds, list) and len(seeds) > 1 else "",

@@ -183,7 +183,7 @@ def options(given: object) -> str:
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float):
+    if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, Mapping):
         return f"({options(value)})"
