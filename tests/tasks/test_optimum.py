@@ -118,9 +118,7 @@ def test_only_convex_tasks_have_an_optimum():
 def test_a_task_without_a_smooth_minimum_is_told():
     task = ridge(targets=(1.0, 1.0, 3.0), l2=0.0)
     task.losses = lambda outputs, targets: (outputs[:, 0] - targets).abs()
-    with pytest.raises(
-        InputError, match="the minimum of task 'ridge' was not found: the search ended at a gradient norm"
-    ):
+    with pytest.raises(InputError, match="the minimum of task 'ridge' was not found: the search ended at"):
         optimum(task)
 
 

@@ -94,16 +94,18 @@ class GPT(nn.Module):
     def __init__(self, words: int, width: int, layers: int, heads: int, context: int) -> None:
         super().__init__()
         self.words = nn.Embedding(words, width)
-        self.positions = nn.Parameter(torch.zeros(context, width))
+        self.positions = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
         nn.init.normal_(self.words.weight, std=0.02)
+        nn.init.normal_(self.positions.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) words to (B, T, vocabulary) scores of each next word."""
-        stream = self.words(tokens) + self.positions[: tokens.shape[1]]
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        stream = self.words(tokens) + self.positions(places)
         for block in self.blocks:
             stream = block(stream)
         scores: Tensor = self.head(self.norm(stream))

@@ -80,6 +80,7 @@ class _Objective:
     def __init__(self, task: Task, model: nn.Module) -> None:
         self.task = task
         self.model = model
+        self.kept: list[tuple[Tensor, Tensor]] = []
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
 
     def value(self, weights: Tensor) -> float:
@@ -108,6 +109,7 @@ class _Objective:
         from scipy.optimize import minimize
         from scipy.sparse.linalg import LinearOperator, cg
 
+        self.kept = list(self._chunks())  # In float64 once, not at each of the many evaluations.
         size = sum(shape.numel() for shape in self.shapes.values())
         options = {"maxiter": 5_000, "maxfun": 10_000, "maxcor": 30, "ftol": 0.0, "gtol": GRADIENT_NORM / 10}
         weights = minimize(self.value_and_gradient, np.zeros(size), jac=True, method="L-BFGS-B", options=options).x
@@ -131,12 +133,15 @@ class _Objective:
     def _parts(self, weights: Tensor) -> Iterator[Tensor]:
         """Terms whose sum is the objective: the l2 term, then one term per chunk of examples."""
         yield 0.5 * self.task.l2 * weights.dot(weights)
+        for inputs, targets in self.kept or self._chunks():
+            outputs = torch.func.functional_call(self.model, self._unflatten(weights), (inputs,))
+            yield self.task.losses(outputs, targets).sum() / len(self.task.train)
+
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         count = len(self.task.train)
         for first in range(0, count, _CHUNK):
             inputs, targets = self.task.train.batch(np.arange(first, min(first + _CHUNK, count)))
-            parameters = self._unflatten(weights)
-            outputs = torch.func.functional_call(self.model, parameters, (_to_double(inputs),))
-            yield self.task.losses(outputs, _to_double(targets)).sum() / count
+            yield _to_double(inputs), _to_double(targets)
 
     def _unflatten(self, weights: Tensor) -> dict[str, Tensor]:
         pieces = torch.split(weights, [shape.numel() for shape in self.shapes.values()])
