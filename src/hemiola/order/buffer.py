@@ -12,7 +12,7 @@ from hemiola.contracts import State
 from hemiola.errors import InputError
 from hemiola.order.book import Book
 
-ROWS, NUMBERS = 128, 2**22  # rows balanced at a time, and the most numbers they may hold: more would leave the cache
+ROWS, NUMBERS = 128, 2**19  # rows balanced at a time, and the most numbers they may hold: more would leave the cache
 
 
 class Item(NamedTuple):

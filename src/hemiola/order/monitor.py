@@ -34,6 +34,12 @@ class _Trace:
     squares: float = 0.0
 
 
+def _membership(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct keys, and a matrix of ones where row i of it has the i-th of them."""
+    names, inverse = np.unique(keys, return_inverse=True)
+    return names, np.eye(len(names))[:, inverse]
+
+
 class Monitor:
     """Collects rows and yields the herding bound of each finished epoch.
 
@@ -59,9 +65,11 @@ class Monitor:
         if not len(folded):
             return
         trace = self._trace(epoch, int(steps.max()) + 1, folded.shape[1])
-        np.add.at(trace.sums, steps, folded)
-        np.add.at(trace.units, (steps, workers), 1)
-        np.add.at(trace.totals, workers, folded)
+        # As products with 0/1 matrices: np.add.at is an order of magnitude slower.
+        (at, in_step), (by, of_worker) = _membership(steps), _membership(workers)
+        trace.sums[at] += in_step @ folded
+        trace.totals[by] += of_worker @ folded
+        trace.units[np.ix_(at, by)] += in_step @ of_worker.T
         trace.squares += float((folded * folded).sum())
 
     def finish(self, epoch: int, total: Total | None = None) -> None:

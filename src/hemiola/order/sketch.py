@@ -18,6 +18,7 @@ from hemiola.errors import InputError, nearest
 from hemiola.streams import stream
 
 GHOST_WIDTH = 1024
+LARGE_LAP = 2**14  # numbers from which one call per lap costs less than a signed copy of the whole block
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,25 @@ class Fold:
         if self._signs.device != block.device:
             self._signs = self._signs.to(block.device)
         units, length = block.shape
-        signed = block.to(out.dtype) * self._signs[offset : offset + length]
         start = offset % self.width
         head = min(self.width - start, length) if start else 0
         laps = (length - head) // self.width
         body = head + laps * self.width
-        if head:
-            out[:, start : start + head] += signed[:, :head]
-        if laps:
-            out += signed[:, head:body].reshape(units, laps, self.width).sum(1)
-        if body < length:
-            out[:, : length - body] += signed[:, body:]
+        self._add_lap(out, start, offset, block[:, :head])
+        if units * self.width >= LARGE_LAP:
+            for lap in range(head, body, self.width):
+                self._add_lap(out, 0, offset + lap, block[:, lap : lap + self.width])
+        elif laps:
+            signed = block[:, head:body].to(out.dtype) * self._signs[offset + head : offset + body].to(out.dtype)
+            out += signed.reshape(units, laps, self.width).sum(1)
+        self._add_lap(out, 0, offset + body, block[:, body:])
+
+    def _add_lap(self, out: Tensor, start: int, offset: int, block: Tensor) -> None:
+        """Add at most one lap around ``out``, from its column ``start`` on."""
+        length = block.shape[1]
+        if length:
+            signs = self._signs[offset : offset + length].to(out.dtype)
+            out[:, start : start + length].addcmul_(block.to(out.dtype), signs)
 
 
 def build_sketch(spec: SketchSpec, dimension: int, seed: int) -> Exact | Fold:
