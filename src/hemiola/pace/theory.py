@@ -34,7 +34,7 @@ class Expectation:
     """A mean, and how well it is known.
 
     Attributes:
-        value: The mean.
+        value: The mean; NaN where only bounds are known.
         error: Standard error of a Monte Carlo value, else 0.
         low, high: Bounds that hold for certain; both equal the value where it is exact.
         source: Where it comes from, in words.
@@ -60,7 +60,12 @@ def harmonic(n: int) -> float:
 
 
 def update_time(
-    variant: Variant, delay: Delay, workers: int, k: int, slow: Mapping[int, float] | None = None
+    variant: Variant,
+    delay: Delay,
+    workers: int,
+    k: int,
+    slow: Mapping[int, float] | None = None,
+    simulate: bool = True,
 ) -> Expectation:
     """E[T], the long-run mean time of an update.
 
@@ -71,6 +76,7 @@ def update_time(
         k: K.
         slow: Factor on the times of some workers. Of the laws only that of K-batch-async, which needs no more than
             every worker's rate, holds for unequal workers.
+        simulate: Whether to simulate where no law is exact; the value is NaN otherwise.
     """
     if k < 1 or (k > workers and variant in ("k-sync", "k-async")):
         raise InputError(f"k must be at least 1, and in {variant} at most the number of workers, {workers}, got {k}")
@@ -82,8 +88,8 @@ def update_time(
     if variant == "k-batch-async":
         return _exact(busy, "renewal theory: K E[X] / P")
     if slow:
-        low, high = (busy, math.inf) if variant == "k-async" else (0.0, math.inf)
-        return Expectation(*_simulate(variant, delay, factors, k), low, high, "Monte Carlo")
+        low = busy if variant == "k-async" else 0.0
+        return _inexact(variant, delay, factors, k, (low, math.inf), simulate)
     # A trace shows how its law ages only up to chance, which is no ground for a bound.
     ageing = new_against_used(delay) if delay.name != "trace" else "mixed"
     # Where nobody is under way when an update starts, or it makes no difference, T is the K-th of P fresh stints.
@@ -95,8 +101,7 @@ def update_time(
         return _exact(busy, "renewal theory: E[X] / P")
     if ageing == "same":
         return _exact(busy, "memoryless: K E[X] / P")
-    low, high = _bounds(variant, delay, workers, k, ageing)
-    return Expectation(*_simulate(variant, delay, factors, k), low, high, "Monte Carlo")
+    return _inexact(variant, delay, factors, k, _bounds(variant, delay, workers, k, ageing), simulate)
 
 
 def kth_fastest(delay: Delay, workers: int, k: int) -> float:
@@ -114,6 +119,14 @@ def kth_fastest(delay: Delay, workers: int, k: int) -> float:
 
 def _exact(value: float, source: str) -> Expectation:
     return Expectation(value, 0.0, value, value, source)
+
+
+def _inexact(
+    variant: Variant, delay: Delay, factors: Floats, k: int, bounds: tuple[float, float], simulate: bool
+) -> Expectation:
+    if not simulate:
+        return Expectation(math.nan, math.inf, *bounds, "bounds only")
+    return Expectation(*_simulate(variant, delay, factors, k), *bounds, "Monte Carlo")
 
 
 def _bounds(variant: Variant, delay: Delay, workers: int, k: int, ageing: Ageing) -> tuple[float, float]:

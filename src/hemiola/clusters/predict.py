@@ -1,0 +1,257 @@
+"""What each pace would do on a cluster with given delays: theory beside simulation, and conclusions in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from hemiola.clusters.timing import simulate_timing
+from hemiola.errors import InputError
+from hemiola.pace import PACES
+from hemiola.pace.delays import Delay
+from hemiola.pace.theory import Ageing, Variant, mean_staleness, new_against_used, update_time
+
+COMPLETIONS = 20_000  # simulated per row
+STINTS = 50  # per worker at least, so that the start of a run weighs little
+MONTE_CARLO = 256  # up to this many workers, theory is simulated where it has no formula
+ALL_K = 16  # up to this many workers every K is shown, then powers of two
+NEARLY_UNIFORM = 1.15  # waiting for all is not worth avoiding below this factor of a mean step
+NEARLY = 0.05  # rates that differ by less are as good as equal
+VARIANTS: tuple[Variant, ...] = ("k-sync", "k-batch-sync", "k-async", "k-batch-async")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant at one K.
+
+    Attributes:
+        variant, k: Which.
+        update_seconds: Expected time per update: theory where it is exact, else simulated.
+        updates_per_second: Its inverse.
+        reports_per_second: Reports merged, K times that.
+        theory_seconds: Time per update by theory; None where there are only bounds.
+        theory_low, theory_high: Bounds on it; None for no upper bound.
+        theory_source: Which law, or Monte Carlo.
+        simulated_seconds, simulated_error: Time per update in a timing-only run, and its standard error.
+        deviation: Simulated over theory, minus 1.
+        mean_staleness: By the counting identity.
+        simulated_staleness: In the timing-only run.
+        fresh_fraction, idle_share, wasted_share: See `TimingResult`.
+    """
+
+    variant: Variant
+    k: int
+    update_seconds: float
+    updates_per_second: float
+    reports_per_second: float
+    theory_seconds: float | None
+    theory_low: float
+    theory_high: float | None
+    theory_source: str
+    simulated_seconds: float
+    simulated_error: float
+    deviation: float | None
+    mean_staleness: float
+    simulated_staleness: float
+    fresh_fraction: float
+    idle_share: float
+    wasted_share: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row for every variant and K, and what follows from them."""
+
+    workers: int
+    delay: str
+    mean_step_seconds: float
+    slow: dict[int, float]
+    ageing: Ageing
+    rows: list[Row]
+    conclusions: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {**asdict(self), "slow": {str(worker): factor for worker, factor in self.slow.items()}}
+
+    def as_table(self) -> Table:
+        """A table for the terminal."""
+        table = Table(title=f"{self.workers} workers, {self.delay}")
+        for name in ("pace", "K", "s/update", "updates/s", "staleness", "fresh", "idle", "wasted"):
+            table.add_column(name, justify="left" if name == "pace" else "right")
+        for name in ("theory", "simulated", "off by"):
+            table.add_column(name, justify="right", style="dim")
+        for before, row in zip([None, *self.rows], self.rows, strict=False):
+            if before and before.variant != row.variant:
+                table.add_section()
+            table.add_row(
+                row.variant,
+                str(row.k),
+                f"{row.update_seconds:.4g}",
+                f"{row.updates_per_second:.4g}",
+                f"{row.mean_staleness:.2f}",
+                f"{row.fresh_fraction:.0%}",
+                f"{row.idle_share:.0%}",
+                f"{row.wasted_share:.0%}",
+                _theory_cell(row),
+                f"{row.simulated_seconds:.4g} ± {row.simulated_error:.1g}",
+                "" if row.deviation is None else f"{row.deviation:+.1%}",
+            )
+        return table
+
+
+def predict(
+    workers: int, delay: Delay, k: int | None = None, slow: Mapping[int, float] | None = None, seed: int = 0
+) -> Prediction:
+    """Compare every variant.
+
+    Args:
+        workers: How many there are.
+        delay: Law of the time of a step; `trace_delay` for measured times.
+        k: Only this K; by default all of them, or powers of two beyond 16 workers.
+        slow: Factor on the times of some workers.
+        seed: Of the simulation.
+    """
+    if workers < 2:
+        raise InputError(f"workers must be at least 2 for a pace to matter, got {workers}")
+    if k is not None and not 1 <= k <= workers:
+        raise InputError(f"k must be between 1 and the number of workers, {workers}, got {k}")
+    slow = dict(slow or {})
+    ks = [k] if k is not None else _ks(workers)
+    rows = [_row(variant, one, workers, delay, slow, seed) for variant in VARIANTS for one in ks]
+    synchronous = next((row for row in rows if row.variant == "k-sync" and row.k == workers), None)
+    synchronous = synchronous or _row("k-sync", workers, workers, delay, slow, seed)
+    ageing = new_against_used(delay)
+    conclusions = _conclusions(workers, delay, slow, ageing, rows, synchronous)
+    return Prediction(workers, delay.law, delay.mean, slow, ageing, rows, conclusions)
+
+
+def parse_slow(text: str) -> dict[int, float]:
+    """Read slow workers as given on the command line: ``"3=5,4=2"`` for worker 3 five times, worker 4 twice as slow."""
+    slow: dict[int, float] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        worker, _, factor = part.partition("=")
+        try:
+            slow[int(worker)] = float(factor)
+        except ValueError:
+            raise InputError(f"slow workers are written like '3=5,4=2', got {part!r}") from None
+    return slow
+
+
+def _ks(workers: int) -> list[int]:
+    if workers <= ALL_K:
+        return list(range(1, workers + 1))
+    return [2**power for power in range(workers.bit_length()) if 2**power < workers] + [workers]
+
+
+def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, float], seed: int) -> Row:
+    updates = math.ceil(max(COMPLETIONS, STINTS * workers) / k)
+    measured = simulate_timing(PACES[variant](k=k), workers, delay, updates, seed, slow)
+    theory = update_time(variant, delay, workers, k, slow, simulate=workers <= MONTE_CARLO)
+    seconds = theory.value if theory.exact else measured.mean_update_seconds
+    known = None if math.isnan(theory.value) else theory.value
+    return Row(
+        variant=variant,
+        k=k,
+        update_seconds=seconds,
+        updates_per_second=1 / seconds,
+        reports_per_second=k / seconds,
+        theory_seconds=known,
+        theory_low=theory.low,
+        theory_high=theory.high if math.isfinite(theory.high) else None,
+        theory_source=theory.source,
+        simulated_seconds=measured.mean_update_seconds,
+        simulated_error=measured.standard_error,
+        deviation=None if known is None else measured.mean_update_seconds / known - 1,
+        mean_staleness=mean_staleness(variant, workers, k),
+        simulated_staleness=measured.mean_staleness,
+        fresh_fraction=measured.fresh_fraction,
+        idle_share=measured.idle_share,
+        wasted_share=measured.wasted_share,
+    )
+
+
+def _theory_cell(row: Row) -> str:
+    if row.theory_seconds is not None:
+        return f"{row.theory_seconds:.4g}"
+    return f"{row.theory_low:.4g} to {'∞' if row.theory_high is None else format(row.theory_high, '.4g')}"
+
+
+# ------------------------------------------------------------------------------------------------------ conclusions
+
+
+def _conclusions(
+    workers: int, delay: Delay, slow: dict[int, float], ageing: Ageing, rows: list[Row], synchronous: Row
+) -> list[str]:
+    lines = [
+        f"Waiting for all {workers} workers, an update takes {synchronous.update_seconds:.3g} s, "
+        f"{synchronous.update_seconds / delay.mean:.2f} times a mean step; "
+        f"{synchronous.idle_share:.0%} of all worker time is spent waiting."
+    ]
+    fresh, most = _best([row for row in rows if row.mean_staleness == 0]), _best(rows)
+    gain = most.reports_per_second / synchronous.reports_per_second
+    fresh_gain = fresh.reports_per_second / synchronous.reports_per_second
+    if gain < NEARLY_UNIFORM:
+        lines.append(
+            f"Stay synchronous: the delays are nearly uniform. The most any pace could gain is {gain - 1:.0%} more "
+            f"reports per second, too little to pay for staleness."
+        )
+    else:
+        lines += _ranking(workers, ageing, rows)
+        if fresh_gain >= NEARLY_UNIFORM:
+            lines.append(
+                f"Without any staleness, {fresh.variant} with K = {fresh.k} merges {fresh_gain:.2f} times the "
+                f"reports per second of synchronous training, with {fresh.wasted_share:.0%} of the work thrown away."
+            )
+        if most.mean_staleness > 0:
+            lines.append(
+                f"With staleness, {most.variant} merges {gain:.2f} times the reports per second of synchronous "
+                f"training; K sets the price: mean staleness {most.mean_staleness:.2f} at K = {most.k}."
+            )
+    if delay.name == "trace":
+        lines.append("The delays are drawn from the trace: nothing slower than its slowest step is foreseen.")
+    if slow:
+        lines.append("The workers are unequal: cancelling and dropping then hit the data of the slow ones most.")
+    return lines
+
+
+def _best(rows: list[Row]) -> Row:
+    """The largest K that merges nearly the most reports per second: a larger K means less noise and less staleness."""
+    most = max(row.reports_per_second for row in rows)
+    near = [row for row in rows if row.reports_per_second >= (1 - NEARLY) * most]
+    return max(near, key=lambda row: (row.k, row.reports_per_second))
+
+
+def _ranking(workers: int, ageing: Ageing, rows: list[Row]) -> list[str]:
+    """Whether cancelling beats waiting, from the computed times: never assumed from the law alone."""
+    by_key = {(row.variant, row.k): row for row in rows}
+    wins: list[tuple[Row, Row]] = []
+    losses: list[tuple[Row, Row]] = []
+    for row in rows:
+        waiting = by_key.get(("k-async", row.k))
+        if row.variant != "k-sync" or waiting is None:
+            continue
+        difference = row.simulated_seconds - waiting.simulated_seconds
+        if abs(difference) > 3 * math.hypot(row.simulated_error, waiting.simulated_error):
+            (wins if difference < 0 else losses).append((row, waiting))
+    if wins:
+        sync, waiting = min(wins, key=lambda pair: abs(pair[0].k - workers / 2))
+        why = {
+            "shorter": "these delays are not new-longer-than-used: a stint that has run for long has long to go",
+            "longer": "these delays would favour waiting, were the workers equal",
+        }.get(ageing, "these delays are not new-longer-than-used throughout")
+        return [
+            f"Warning: cancelling beats waiting here ({why}). At K = {sync.k}, k-sync takes "
+            f"{sync.update_seconds:.3g} s an update, k-async {waiting.update_seconds:.3g} s, and is stale besides."
+        ]
+    if losses:
+        sync, waiting = min(losses, key=lambda pair: abs(pair[0].k - workers / 2))
+        return [
+            f"Letting the others keep going is faster than cancelling them: at K = {sync.k}, k-async takes "
+            f"{waiting.update_seconds:.3g} s an update, k-sync {sync.update_seconds:.3g} s."
+        ]
+    return []
