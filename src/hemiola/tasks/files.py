@@ -109,7 +109,7 @@ SETS: dict[str, DataSet] = {
                 Download(
                     ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
                     "md5:c32a1d4ab5d03f1284b67883e8d87530",
-                    170_052_171,
+                    0,
                     members=tuple((f"cifar-10-batches-bin/{n}", f"cifar-10-batches-bin/{n}") for n in _CIFAR_NAMES),
                 ),
             ),

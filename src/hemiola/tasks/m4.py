@@ -2,8 +2,8 @@
 
 Each of the 359 series is shifted and scaled by the mean and standard deviation of its own training part. Training
 examples are windows of 26 weeks that start every `stride` weeks; the test example of a series is its last 20 training
-weeks and the first 6 weeks of its test part, which no training window sees. How CD-GraB prepared the series is not
-published in detail, so small differences from its losses mean nothing.
+weeks and the first 6 weeks of its test part, which no training window sees. This preparation is our own
+choice, not taken from CD-GraB, so its losses are not comparable.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class TensorExamples:
     Args:
         inputs: One row an example.
         targets: One row an example.
-        scale: For images kept as bytes, which take a quarter of the memory and cost one or two hundredths of a LeNet
+        scale: For images kept as bytes, which take a quarter of the memory and cost about a hundredth of a LeNet
             step: inputs are returned as float32 ``(x / 255 - centre) / scale``. None returns them as they are.
         centre: See ``scale``.
     """
