@@ -100,13 +100,18 @@ class Averager:
         momentum: What becomes of the optimizer's state at an averaging.
         overlap: Local steps taken while an averaging is under way, or ``"auto"``.
         buffers: ``"average"`` BatchNorm's running statistics and other buffers, or leave them ``"local"``.
-        process_group: The ranks to average over; None for all.
+        process_group: The ranks to average over; None for all, in a group of the averager's own. A group that is given
+            keeps its own time-out, and with ``overlap`` the loop must not use it for other collectives.
         steps: Optimizer steps of the whole run, so that the period knows its progress. Without it `Adaptive` and
             `Budget` calibrate on their first 50 averagings; `Decreasing` and `PostLocal` need it.
         scaler: The GradScaler of a mixed-precision loop, so that skipped steps count alike on all ranks.
         hook: Count the optimizer's steps; False to call `step` by hand.
         timeout: Seconds to wait for the other ranks before `RankLostError`.
         checkpoint: Folder in which every surviving rank leaves a file when another rank is lost.
+
+    Attributes:
+        history: One `Record` for every averaging since this object was made.
+        bytes_sent: By this rank, all averagings and looks together.
     """
 
     KIND, VERSION = "averager", 1
@@ -142,6 +147,7 @@ class Averager:
         self.model, self.optimizer = model, optimizer
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
+        self.bytes_sent = 0
         self._buffers = one_of("buffers", buffers, ["average", "local"])
         self._scaler = scaler
         self._hook = hook
@@ -186,10 +192,12 @@ class Averager:
         refuse(self.model, ranks)
         layout = Layout(self.model, self.optimizer, self._buffers == "average")
         if len(ranks) > 1:
-            # A group of our own, so that an averaging under way never mixes with the collectives of the loop.
-            limit = timedelta(seconds=self._timeout)
-            self._group = dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
-            self._roster = Roster(self._group, self._group.group_name, self._timeout)
+            self._group = self._outer_group
+            if self._group is None:
+                # A group of our own: an averaging under way cannot mix with the loop's collectives. Among some ranks
+                # only, torch cannot make one safely: its name would depend on how many groups each rank made before.
+                self._group = dist.new_group(timeout=timedelta(seconds=self._timeout))
+            self._roster = Roster(self._group, self._timeout)
             anchor = None if self._resumed is None else self._resumed["anchored"]["anchor"]
             settings = f"{type(self.period).__name__}, {self.exchange}, buffers={self._buffers!r}, steps={self.steps}"
             check_same(layout, self.optimizer, settings, self._group, anchor)
@@ -212,9 +220,9 @@ class Averager:
             return
         self._land()
         self._close()
-        if self._group is not None:
+        if self._group is not None and self._outer_group is None:
             dist.destroy_process_group(self._group)
-            self._group = self._roster = None
+        self._group = self._roster = None
 
     def _close(self) -> None:
         """Average a last time, then keep the others company until every rank has done so."""
@@ -289,6 +297,7 @@ class Averager:
             return None
         with self._checkpoint_if_lost():
             merged = flight.land()
+        self.bytes_sent += merged.bytes
         notes = Notes(merged.notes)
         if notes.look:  # this rank has left and only kept the others company
             self._ready.flight = None
@@ -340,6 +349,7 @@ class Averager:
             return
         with self._checkpoint_if_lost():
             merged, mean, own = self._ready.look(self._note(Kind.LOOK))
+        self.bytes_sent += merged.bytes
         Notes(merged.notes).look  # noqa: B018 - raises where ranks disagree
         self._ready.layout.scatter(*mean)
         try:

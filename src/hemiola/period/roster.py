@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+_meetings: Counter[str] = Counter()
 
 
 class RankLostError(RuntimeError):
@@ -32,11 +35,14 @@ class Roster:
     # After a broken connection, how long a rank that did come gets to say that it is still here.
     GRACE = 5.0
 
-    def __init__(self, group: dist.ProcessGroup, name: str, timeout: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank()
         self.timeout = timeout
-        self._store = PrefixStore(f"hemiola/{name}/", _get_default_store())
+        # Every rank of a group meets for the same averagers in the same order, so they agree on this number.
+        _meetings[group.group_name] += 1
+        name = f"hemiola/{group.group_name}/{_meetings[group.group_name]}/"
+        self._store = PrefixStore(name, _get_default_store())
 
     def sign(self, exchange: int) -> None:
         """This rank comes to exchange number ``exchange``."""

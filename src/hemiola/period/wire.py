@@ -93,7 +93,7 @@ class Codec:
     def _decode_blocks(self, payload: Tensor, numbers: int) -> Tensor:
         cut = -(-numbers * self.bits // 8)
         codes = payload[..., :cut]
-        scales = payload[..., cut:].contiguous().view(torch.float32)
+        scales = payload[..., cut:].clone(memory_format=torch.contiguous_format).view(torch.float32)  # aligned anew
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[..., :numbers].to(torch.int8) - 8
         values = codes.contiguous().view(torch.int8).float()
