@@ -1,0 +1,126 @@
+"""Starting, joining and leaving Ray.
+
+A Ray that is started here is for one run: it listens on the loopback interface only, has no dashboard, sends no usage
+statistics, and ends with the run. A Ray that was there before, in this process or at an address, stays as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from types import ModuleType
+
+from hemiola.errors import InputError
+
+# Read by Ray when it is imported and by the processes it starts. The second keeps every port on the loopback interface:
+# it is what Ray itself does on systems where it does not support clusters.
+_LOCAL_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_PROBE_SECONDS = 5.0
+
+
+def require_ray() -> None:
+    """Raise unless Ray is installed."""
+    if find_spec("ray") is None:
+        raise InputError("the cluster 'ray' needs the package ray, which is not installed: pip install 'hemiola[ray]'")
+
+
+class Engine:
+    """A connection to Ray.
+
+    Args:
+        address: None for a Ray of our own on this machine; ``"auto"``, ``"host:port"`` or ``"ray://host:port"`` to
+            join one.
+        workers: How many workers will be asked for.
+
+    Attributes:
+        ray: The module.
+        cpus: CPUs of all nodes, the real ones.
+        gpus: GPUs of all nodes.
+    """
+
+    def __init__(self, address: str | None, workers: int) -> None:
+        require_ray()
+        self.local = address is None
+        with _quiet(self.local):
+            import ray
+
+            self.ray: ModuleType = ray
+            self._owned = not ray.is_initialized()
+            self._handler = signal.getsignal(signal.SIGTERM)
+            if self._owned:
+                _start_local(ray, workers) if address is None else _join(ray, address)
+                if callable(self._handler):  # Ray put its own in place, which ends the process at once.
+                    self._restore_handler()
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        self.cpus = len(os.sched_getaffinity(0)) if self.local else int(resources.get("CPU", 0))
+        self.gpus = float(resources.get("GPU", 0))
+
+    def close(self) -> None:
+        """Leave Ray as it was found."""
+        if self._owned and self.ray.is_initialized():
+            self.ray.shutdown()
+            self._restore_handler()
+
+    def _restore_handler(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handler)
+
+
+def _start_local(ray: ModuleType, workers: int) -> None:
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # Ray may be imported already.
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(workers, 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _join(ray: ModuleType, address: str) -> None:
+    missing = f"address: no Ray cluster at {address!r}; start one with 'ray start --head', or leave address out"
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address != "auto":
+        if not colon or not port.isdigit():
+            raise InputError(f"address must be 'auto', 'host:port' or 'ray://host:port', got {address!r}")
+        try:  # Ray itself ends the process, after a minute, when nobody answers.
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
+        except OSError as error:
+            raise InputError(f"{missing} ({error.strerror or error})") from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError:
+        raise InputError(missing) from None
+    except (RuntimeError, ValueError) as error:  # other versions of Ray or Python on the nodes
+        raise InputError(
+            f"address: cannot join the Ray cluster at {address!r}: {' '.join(str(error).split())}"
+        ) from None
+
+
+@contextmanager
+def _quiet(local: bool) -> Iterator[None]:
+    """Ray warns about its own future while it is imported and started; none of it is news to the user."""
+    before = dict(os.environ)
+    if local:
+        os.environ.update(_LOCAL_ENVIRONMENT)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=ResourceWarning)
+            yield
+    finally:
+        for key in _LOCAL_ENVIRONMENT if local else ():
+            os.environ.pop(key) if key not in before else os.environ.update({key: before[key]})

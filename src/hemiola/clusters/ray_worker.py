@@ -1,0 +1,264 @@
+"""One worker of the Ray cluster: the class every actor is an instance of.
+
+The server sends a stint with the weights it is to be run from and gets an `Outcome` back. A second thread of the actor
+listens to ``cancel`` meanwhile; the stint looks at what it left between two local steps and while it sleeps.
+
+A stint that did not count leaves no trace. Whether it counted is known to the server only, which says so with the next
+stint; if it did not, the worker goes back to what its optimizer and its end of the wire remembered before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import hemiola
+from hemiola.clusters.merging import all_finite
+from hemiola.clusters.sender import Sender
+from hemiola.clusters.stints import StintRunner
+from hemiola.contracts import Batch, State, Stint, Task
+from hemiola.optimizers import Optimizer
+from hemiola.period.exchange import Exchange
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that workers know of a run; sent once.
+
+    Attributes:
+        task: Model, data and loss.
+        shards: Example indices of every worker.
+        unit, sketch: Of the order.
+        optimizer: For local steps.
+        exchange: How changes travel.
+        local: Whether a stint is local steps or one gradient.
+        seed: Of the run.
+        device: Where models run: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        threads: Of torch, in one worker.
+    """
+
+    task: Task
+    shards: Sequence[np.ndarray]
+    unit: int
+    sketch: str | None
+    optimizer: Optimizer
+    exchange: Exchange
+    local: bool
+    seed: int
+    device: str
+    threads: int
+
+
+class Errand(NamedTuple):
+    """A stint and what goes with it.
+
+    Attributes:
+        stint: What to do.
+        wanted: For each batch, whether sketches are wanted.
+        sleeps: The least seconds each local step takes; empty where no delay is injected.
+        counted: Number of this worker's last stint that counted.
+    """
+
+    stint: Stint
+    wanted: tuple[bool, ...]
+    sleeps: tuple[float, ...]
+    counted: int
+
+
+class Outcome(NamedTuple):
+    """What came of a stint.
+
+    Attributes:
+        seconds: From reading the weights to the end of the last local step.
+        loss: Mean training loss over the stint's batches.
+        payload: The packed change; None if it was not finite, or the stint was cancelled.
+        sketches: For each batch its rows, or None.
+        momentum: The optimizer's vectors by name, where they are to be averaged.
+    """
+
+    seconds: float
+    loss: float
+    payload: np.ndarray | None
+    sketches: tuple[np.ndarray | None, ...]
+    momentum: dict[str, np.ndarray] | None
+
+
+class Momentum(NamedTuple):
+    """What an averaging made of the optimizers' memories: their mean by name, or None to forget everything."""
+
+    vectors: dict[str, np.ndarray] | None
+
+
+class _CancelledError(Exception):
+    """The server does not want this stint any more."""
+
+
+class Worker:
+    """One worker. Methods are called by the server only, ``run`` in one thread and the others in a second one."""
+
+    def __init__(self) -> None:
+        self._bell = threading.Condition()
+        self._cancelled = -1  # number of the last stint that is not wanted any more
+        self._memory_lock = threading.Lock()
+        self._running = False
+        self._ahead: int | None = None  # the stint that what is remembered is ahead of what is settled by
+        self._settled: State = {}
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is; asked for before anything that could depend on versions is sent."""
+        return {
+            "hemiola": hemiola.__version__,
+            "torch": torch.__version__.partition("+")[0],
+            "python": platform.python_version(),
+            "node": platform.node(),
+            "pid": os.getpid(),
+        }
+
+    def begin(self, worker: int, setup: Setup, directions: State | None, memory: State | None) -> dict[str, Any]:
+        """Build the model; take over ghost directions and an earlier worker's memory, if there are any."""
+        torch.set_num_threads(setup.threads)
+        self.worker = worker
+        self.setup = setup
+        self._cancelled, self._ahead = -1, None
+        self.runner = StintRunner(
+            setup.task, setup.shards, setup.unit, setup.sketch, setup.optimizer, setup.seed, pick_device(setup.device)
+        )
+        self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
+        self._settled = memory if memory is not None else self._live()
+        self._recall()
+        if directions is not None and self.runner.unit_gradients is not None:
+            self.runner.unit_gradients.load_state_dict(directions)
+        return self.hello()
+
+    def find_directions(self, units: int) -> State:
+        """Ghost directions from the first units of every shard; all workers must use the same ones."""
+        assert self.runner.unit_gradients is not None
+        sizes = [-(-len(shard) // self.setup.unit) for shard in self.setup.shards]
+        batches = [(w, Batch(0, 0, np.arange(min(units, size)))) for w, size in enumerate(sizes)]
+        read = self.runner.reader.read(batches)
+        examples = torch.full((len(read.rows),), 1 / len(read.rows), device=self.runner.device)
+        self.runner.unit_gradients.compute(read.inputs, read.targets, examples, read.rows)
+        return self.runner.unit_gradients.state_dict()
+
+    # ----------------------------------------------------------------------------------------------------- a stint
+
+    def run(self, errand: Errand, weights: np.ndarray, momentum: Momentum | None) -> Outcome:
+        """Run a stint from these weights."""
+        began = time.perf_counter()
+        stint = errand.stint
+        self._settle(errand.counted)
+        if momentum is not None:
+            self._take_momentum(momentum)
+        with self._memory_lock:
+            self._running, self._ahead = True, stint.number
+        try:
+            change, loss, sketches = self._compute(errand, as_tensor(weights), began)
+        except _CancelledError:
+            return Outcome(time.perf_counter() - began, 0.0, None, (), None)
+        finally:
+            self._running = False
+        seconds = time.perf_counter() - began
+        rows = tuple(None if part is None else part.numpy() for part in sketches)
+        if not all_finite(change):
+            return Outcome(seconds, loss, None, rows, None)
+        payload = self.sender.pack(change, stint).numpy()
+        averages = self.setup.local and self.setup.exchange.momentum == "average"
+        return Outcome(seconds, loss, payload, rows, self._vectors() if averages else None)
+
+    def cancel(self, number: int) -> None:
+        """Stop the stint of this number, whether it runs or has not begun."""
+        with self._bell:
+            self._cancelled = max(self._cancelled, number)
+            self._bell.notify_all()
+
+    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, float, tuple[Tensor | None, ...]]:
+        stint = errand.stint
+        ends = began + np.cumsum(errand.sleeps) if errand.sleeps else None
+
+        def after_step(index: int) -> None:
+            self._wait_until(stint.number, began if ends is None else ends[index])
+
+        self._wait_until(stint.number, began)
+        if self.setup.local:
+            changes, finished = self.runner.changes([start], [stint], [errand.wanted], after_step)
+        else:
+            changes, finished = self.runner.gradients([start], [stint], [errand.wanted[0]])
+            after_step(0)
+        return changes[0], finished.losses[0], finished.sketches[0]
+
+    def _wait_until(self, number: int, moment: float) -> None:
+        """Sleep until the moment unless it has passed; raise as soon as the stint is cancelled."""
+        with self._bell:
+            if self._bell.wait_for(lambda: self._cancelled >= number, max(moment - time.perf_counter(), 0.0)):
+                raise _CancelledError
+
+    # ------------------------------------------------------------------------------------------------------ memory
+
+    def memory(self, counted: int) -> State:
+        """What the last stint that counted left behind; may be asked for while the next one runs."""
+        if not self._running:
+            self._settle(counted)
+        return self._settled
+
+    def _settle(self, counted: int) -> None:
+        """Keep what the last stint changed in memory if it counted, else forget it."""
+        with self._memory_lock:
+            if self._ahead is None or self._running:
+                return
+            if self._ahead == counted:
+                self._settled = copy.deepcopy(self._live())
+            else:
+                self._recall()
+            self._ahead = None
+
+    def _live(self) -> State:
+        local = self.runner.local.get(self.worker)
+        return {"optimizer": None if local is None else local.state_dict(), "owed": self.sender.state_dict()["owed"]}
+
+    def _recall(self) -> None:
+        settled = copy.deepcopy(self._settled)
+        optimizer = settled["optimizer"]
+        local = {} if optimizer is None else {self.worker: optimizer}
+        self.runner.load_state_dict(self.runner.state_dict() | {"local": local})
+        self.sender.load_state_dict({"owed": settled["owed"]})
+
+    def _vectors(self) -> dict[str, np.ndarray]:
+        return {name: vector.cpu().numpy() for name, vector in self._optimizer_vectors()}
+
+    def _take_momentum(self, momentum: Momentum) -> None:
+        for name, vector in self._optimizer_vectors():
+            if momentum.vectors is None:
+                vector.zero_()
+            elif name in momentum.vectors:
+                vector.copy_(as_tensor(momentum.vectors[name]))
+        self._settled = copy.deepcopy(self._live())
+
+    def _optimizer_vectors(self) -> list[tuple[str, Tensor]]:
+        optimizer = self.runner.local.get(self.worker)
+        state: dict[str, Any] = {} if optimizer is None else next(iter(optimizer.state.values()), {})
+        return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.dim() == 1]
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """View an array of the object store; it cannot be written to, and nobody here does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def pick_device(name: str) -> str:
+    """``"auto"`` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
