@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -76,16 +77,14 @@ def test_a_ghost_is_the_exact_gradient_projected_on_the_input_directions(options
 
 
 def test_with_every_direction_a_ghost_keeps_every_inner_product() -> None:
-    model = convolutional(padding=1)
-    inputs, targets, weights = data()
-    flat = torch.stack(
-        [torch.cat([g.flatten() for g in each.values()]) for each in exact_gradients(model, inputs, targets)]
-    )
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(2, 12, (2, 1), padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 30, 3)).double()
+    inputs, targets, weights = data((2, 4, 4))
+    exact = exact_gradients(model, inputs, targets)
+    flat = torch.stack([torch.cat([g.flatten() for g in each.values()]) for each in exact])
     ghosts = UnitGradients(model, cross_entropy, "ghost:1000:100000", 0)
-    inputs_of_another_batch = torch.randn(600, 4, 9, 9, dtype=torch.float64)
-    ghosts.compute(
-        inputs_of_another_batch, torch.zeros(600, dtype=torch.long), torch.ones(600).double(), torch.arange(600)
-    )
+    many = torch.randn(600, 2, 4, 4, dtype=torch.float64)  # enough for their inputs to span everything
+    ghosts.compute(many, torch.zeros(600, dtype=torch.long), torch.ones(600).double(), torch.arange(600))
     _, rows = ghosts.compute(inputs, targets, weights, torch.arange(EXAMPLES))
     torch.testing.assert_close(rows @ rows.T, flat @ flat.T)
 
@@ -174,10 +173,17 @@ def test_a_copy_of_the_model_is_left_alone() -> None:
     model = convolutional()
     inputs, targets, weights = data()
     ghosts = UnitGradients(model, cross_entropy, "ghost:2", 0)
-    twin = copy.deepcopy(model)
-    torch.testing.assert_close(twin(inputs), model(inputs))
-    assert all(p.grad is None for p in twin.parameters())
-    ghosts.compute(inputs, targets, weights, torch.arange(EXAMPLES))
+    twin, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    _, rows = ghosts.compute(inputs, targets, weights, torch.arange(EXAMPLES))
+    for other in (twin, loaded):
+        torch.testing.assert_close(other(inputs), model(inputs))
+        for p in other.parameters():
+            nn.init.constant_(p, 0.5)
+        assert not torch.allclose(other(inputs), model(inputs))
+        cross_entropy(other(inputs), targets).sum().backward()  # into nobody's rows
+    for p in model.parameters():
+        p.grad = None
+    torch.testing.assert_close(ghosts.compute(inputs, targets, weights, torch.arange(EXAMPLES))[1], rows)
 
 
 @pytest.mark.parametrize(("rows", "length"), [(40, 6), (5, 30), (2, 6)])

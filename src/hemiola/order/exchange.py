@@ -52,11 +52,11 @@ class Exchange:
         sliced: bool,
     ) -> None:
         self._policy, self._ranks, self._units, self._width = policy, ranks, units, width
-        self._dtype, self._group, self._sliced = dtype, group, sliced and group is not None
+        self._group, self._sliced = group, sliced and group is not None
         self._size = max(2, min(BLOCK, NUMBERS // width, units + units % 2) // 2 * 2)
         self._flying: deque[tuple[int, list[Any], Tensor, Tensor]] = deque()
-        self._rows: Tensor
-        self._known: Tensor
+        self._rows = torch.zeros(self._size, width, dtype=dtype)
+        self._known = torch.zeros(self._size, 1, dtype=dtype)
         self.begin(0, [])
         if self._sliced:
             policy.total = self._total  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ class Exchange:
     def begin(self, epoch: int, orders: list[np.ndarray]) -> None:
         """Start an epoch in which worker j visits its units in ``orders[j]``."""
         self._epoch, self._orders, self._start = epoch, orders, 0
-        self._empty()
+        self._known.zero_()
 
     def put(self, position: int, rows: Tensor) -> None:
         """Take rows of this rank's units at consecutive places of its order; places never go back."""
@@ -100,15 +100,11 @@ class Exchange:
 
     # ------------------------------------------------------------------------------------------------------ blocks
 
-    def _empty(self) -> None:
-        self._rows = torch.zeros(self._size, self._width, dtype=self._dtype)
-        self._known = torch.zeros(self._size, 1, dtype=self._dtype)
-
     def _launch(self) -> None:
         """Send this rank's block on its way, then look at the block before."""
         rows, known = self._rows, self._known
         if self._group is None:
-            self._flying.append((self._start, [], rows.unsqueeze(0), known.unsqueeze(0)))
+            self._observe(self._start, [], rows.unsqueeze(0), known.unsqueeze(0))
         elif self._sliced:
             slice_width = -(-self._width // self._ranks)
             padded = torch.nn.functional.pad(rows, (0, slice_width * self._ranks - self._width))
@@ -116,7 +112,7 @@ class Exchange:
             incoming, all_known = torch.empty_like(outgoing), known.new_empty(self._ranks, *known.shape)
             works = [
                 dist.all_to_all_single(incoming, outgoing, group=self._group, async_op=True),
-                dist.all_gather(list(all_known.unbind(0)), known, group=self._group, async_op=True),
+                dist.all_gather(list(all_known.unbind(0)), known.clone(), group=self._group, async_op=True),
             ]
             self._flying.append((self._start, works, incoming, all_known))
         else:
@@ -125,8 +121,8 @@ class Exchange:
             works = [dist.all_gather(list(everyone.unbind(0)), mine, group=self._group, async_op=True)]
             self._flying.append((self._start, works, everyone[..., :-1], everyone[..., -1:]))
         self._start += self._size
-        self._empty()
-        while len(self._flying) > (self._group is not None):
+        self._known.zero_()
+        if len(self._flying) > 1:
             self._observe(*self._flying.popleft())
 
     def _observe(self, start: int, works: list[Any], rows: Tensor, known: Tensor) -> None:
@@ -138,10 +134,12 @@ class Exchange:
         visited = known[:, :, 0].numpy() > 0
         for at in range(0, stop, step):
             for worker in range(self._ranks):
-                chosen = np.flatnonzero(visited[worker, at : min(at + step, stop)]) + at
-                if len(chosen):
-                    units = self._orders[worker][start + chosen]
-                    self._policy.observe(Visit(worker, self._epoch, units, rows[worker, chosen], 1))
+                part = slice(at, min(at + step, stop))
+                units, found, seen = self._orders[worker][start:][part], rows[worker, part], visited[worker, part]
+                if not seen.all():
+                    units, found = units[seen], found[torch.from_numpy(seen)]
+                if len(units):
+                    self._policy.observe(Visit(worker, self._epoch, units, found, 1))
 
     def _total(self, products: np.ndarray) -> np.ndarray:
         summed = torch.from_numpy(np.array(products, np.float64))

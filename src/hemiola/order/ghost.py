@@ -8,10 +8,12 @@ output channels (`_ProjectingConvolution`), which vectorised convolutions comput
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
@@ -146,7 +148,7 @@ class Recorder:
         found = []
         for layer in self.layers:
             if isinstance(layer, Projecting) and layer.filters is not None:
-                found.append(layer.filters.view(layer.groups, -1, layer.length)[:, : layer.directions].clone())
+                found.append(layer.filters[:, : layer.directions].clone())
         return found
 
     def adopt(self, directions: list[Tensor]) -> None:
@@ -171,7 +173,7 @@ class Recorder:
 
 
 def _hook(recorder: Recorder, layer: Layer, slots: list[int], number: int) -> Callable[[], None]:
-    """Watch one layer; return what undoes it. Plain functions, so that copying the model does not copy the recorder."""
+    """Watch one layer; return what undoes it."""
     module = layer.module
 
     def watched(a: Tensor, output: Tensor) -> None:
@@ -183,7 +185,7 @@ def _hook(recorder: Recorder, layer: Layer, slots: list[int], number: int) -> Ca
             kept = layer.capture(a.detach(), recording.examples)
         output.register_hook(lambda b: recording.add(layer, slots, kept, b))  # type: ignore[no-untyped-call]
 
-    if isinstance(layer, Convolution) and layer.rank is not None and layer.groups == 1:
+    if isinstance(layer, Convolution) and layer.directions and layer.groups == 1:
         plain = type(module).forward
 
         def forward(a: Tensor) -> Tensor:
@@ -204,15 +206,41 @@ def _hook(recorder: Recorder, layer: Layer, slots: list[int], number: int) -> Ca
             )
             return fused
 
-        module.forward = forward
+        module.forward = Hook(forward, copied=(functools.partial, (plain, module)))
         return lambda: delattr(module, "forward")
 
     def after(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if inputs:
             watched(inputs[0], output)
 
-    handle: RemovableHandle = module.register_forward_hook(after)
+    handle: RemovableHandle = module.register_forward_hook(Hook(after))
     return handle.remove
+
+
+class Hook:
+    """A function on a model that a copy of the model, or a pickled one, does without.
+
+    Args:
+        call: The function.
+        copied: What a copy has instead, in the form of ``__reduce__``; by default something that does nothing.
+    """
+
+    def __init__(self, call: Callable[..., Any], copied: tuple[Any, ...] | None = None) -> None:
+        self._call, self._copied = call, (_nothing, ()) if copied is None else copied
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._copied
+
+
+def _nothing() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 def _fusable(layer: Convolution, a: Tensor, examples: int) -> bool:
@@ -233,11 +261,9 @@ class _ProjectingConvolution(torch.autograd.Function):
         ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None, layer: Convolution, deliver: Callable[..., None]
     ) -> Tensor:
         assert layer.filters is not None
-        assert layer.constants is not None
         channels = weight.shape[0]
         filters = torch.cat([weight, layer.filters.view(-1, *layer.shape)])
-        constants = torch.cat([weight.new_zeros(channels) if bias is None else bias, layer.constants])
-        both = layer.convolve(a, filters, constants)
+        both = layer.convolve(a, filters, None if bias is None else F.pad(bias, (0, layer.directions)))
         ctx.save_for_backward(a, weight)
         ctx.kept, ctx.layer, ctx.deliver, ctx.has_bias = both[:, channels:], layer, deliver, bias is not None
         return both[:, :channels].contiguous()

@@ -5,11 +5,10 @@ over positions where there are several (a sequence, a convolution). Both are see
 backward pass, so no per-example gradient has to be formed by a pass of its own. Every layer here can give
 
 * the **whole** gradient of each example (``rank`` None), or
-* a **ghost** of it: b whole, and a only along ``rank`` directions (``directions.py``). The bias is one more direction,
-  along which every input is 1, so that one product b [V a, 1]^T gives both.
+* a **ghost** of it: b whole, and a only along ``rank`` directions (``directions.py``), with the bias's gradient.
 
 A layer's life: ``capture`` in the forward pass, with its input; ``blocks`` in the backward pass, with what was captured
-and the signal. `fused.py` does a convolution's ``capture`` for almost nothing.
+and the signal.
 """
 
 from __future__ import annotations
@@ -61,37 +60,31 @@ class Projecting(Layer):
     """A layer that multiplies its input with a weight: the ghost is taken along principal input directions.
 
     Attributes:
-        filters: What to multiply the input with: each group's directions, then zeros where there is a bias. None
-            before the first batch.
-        constants: What to add: 0 for each direction, 1 for the bias.
+        groups: Parts of the layer that see different inputs.
+        length: Of the vectors that each part's weight is multiplied with.
+        outputs: Of all parts.
+        directions: Kept per group; the bias comes on top.
+        filters: (groups, directions, length), or None before the first batch.
     """
 
     groups = 1
     length: int
+    outputs: int
 
     def __init__(self, name: str, module: nn.Module, rank: int | None) -> None:
         super().__init__(name, module, rank)
         self.filters: Tensor | None = None
-        self.constants: Tensor | None = None
+        if rank is not None:
+            self.widths = [self.outputs * (self.directions + ("bias" in self.parameters))]
 
     @property
     def directions(self) -> int:
-        """Of the weight; the bias comes on top."""
         return min(self.rank or 0, self.length) if "weight" in self.parameters else 0
-
-    @property
-    def kept(self) -> int:
-        """Numbers kept of an input: its directions, and 1 for the bias."""
-        return self.directions + ("bias" in self.parameters)
 
     def adopt(self, directions: Tensor) -> None:
         """Use these (groups, directions, length) directions from now on."""
         weight: Tensor = self.module.weight  # type: ignore[assignment]
-        filters = torch.zeros(self.groups, self.kept, self.length, dtype=working_type(weight), device=weight.device)
-        filters[:, : self.directions] = directions.to(filters)
-        constants = torch.zeros(self.groups, self.kept, dtype=filters.dtype, device=filters.device)
-        constants[:, self.directions :] = 1
-        self.filters, self.constants = filters.flatten(0, 1), constants.flatten()
+        self.filters = directions.to(weight.device, working_type(weight))
 
     @abstractmethod
     def samples(self, a: Tensor) -> Tensor:
@@ -111,10 +104,16 @@ class Dense(Projecting):
     """`nn.Linear`, on (batch, features) or with positions in between."""
 
     def __init__(self, name: str, module: nn.Linear, rank: int | None) -> None:
+        self.length, self.outputs = module.in_features, module.out_features
         super().__init__(name, module, rank)
-        self.length = module.in_features
-        if rank is not None:
-            self.widths = [module.out_features * self.kept]
+        self._constants: Tensor | None = None
+
+    def adopt(self, directions: Tensor) -> None:
+        # The bias is one more direction, along which every input is 1: one product b [V a, 1]^T gives both.
+        bias = "bias" in self.parameters
+        super().adopt(F.pad(directions, (0, 0, 0, 1)) if bias else directions)
+        assert self.filters is not None
+        self._constants = self.filters.new_tensor([0.0] * self.directions + [1.0] * bias)
 
     def samples(self, a: Tensor) -> Tensor:
         rows = a.reshape(-1, self.length)
@@ -123,7 +122,7 @@ class Dense(Projecting):
     def capture(self, a: Tensor, examples: int) -> Tensor:
         if self.filters is None:
             return a
-        return F.linear(a.to(self.filters.dtype), self.filters, self.constants)
+        return F.linear(a.to(self.filters.dtype), self.filters[0], self._constants)
 
     def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
         dtype = working_type(b)
@@ -147,13 +146,17 @@ class Convolution(Projecting):
     """`nn.Conv1d` and `nn.Conv2d`, with any stride, padding, dilation and groups."""
 
     def __init__(self, name: str, module: nn.Conv1d | nn.Conv2d, rank: int | None) -> None:
-        super().__init__(name, module, rank)
         self.conv = module
-        self.groups = module.groups
+        self.groups, self.outputs = module.groups, module.out_channels
         self.shape = (module.in_channels // module.groups, *module.kernel_size)
         self.length = math.prod(self.shape)
-        if rank is not None:
-            self.widths = [module.out_channels * self.kept]
+        super().__init__(name, module, rank)
+
+    @property
+    def directions(self) -> int:
+        # A projection that costs more than a third of the convolution is not worth it: this matters for the first
+        # layer only, which has few channels and many positions, and whose inputs lie near few directions.
+        return min(super().directions, max(1, self.outputs // self.groups // 3))
 
     @property
     def padding(self) -> tuple[int, ...]:
@@ -171,12 +174,10 @@ class Convolution(Projecting):
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         return F.pad(a, conv._reversed_padding_repeated_twice, mode)
 
-    def convolve(self, a: Tensor, filters: Tensor, constants: Tensor | None) -> Tensor:
+    def convolve(self, a: Tensor, filters: Tensor, bias: Tensor | None) -> Tensor:
         """This layer's convolution of an already padded input, with other filters."""
         conv, zeros = self.conv, [0] * len(self.padding)
-        return torch.convolution(
-            a, filters, constants, conv.stride, self.padding, conv.dilation, False, zeros, self.groups
-        )
+        return torch.convolution(a, filters, bias, conv.stride, self.padding, conv.dilation, False, zeros, self.groups)
 
     def patches(self, a: Tensor, coarser: int = 1) -> Tensor:
         """The (batch, groups, length, positions) vectors that meet the weight, at every ``coarser``-th position."""
@@ -198,9 +199,9 @@ class Convolution(Projecting):
 
     def capture(self, a: Tensor, examples: int) -> Tensor:
         a = self.padded(a)
-        if self.filters is None or self.constants is None:
+        if self.filters is None:
             return a
-        return self.convolve(a.to(self.filters.dtype), self.filters.view(-1, *self.shape), self.constants)
+        return self.convolve(a.to(self.filters.dtype), self.filters.view(-1, *self.shape), None)
 
     def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
         dtype = working_type(b)
@@ -208,20 +209,14 @@ class Convolution(Projecting):
         if self.rank is None:
             kept = self.patches(kept.to(dtype))
         else:
-            kept = kept.reshape(b.shape[0], self.groups, self.kept, -1).to(dtype)
+            kept = kept.reshape(b.shape[0], self.groups, self.directions, -1).to(dtype)
         signal = b.to(dtype).reshape(b.shape[0], self.groups, b.shape[1] // self.groups, -1)
-        if self.groups == 1:
-            product = torch.bmm(signal.squeeze(1), kept.squeeze(1).transpose(1, 2))
-        else:
-            product = signal @ kept.transpose(2, 3)
-        product = product.reshape(examples, pieces, -1).sum(1) if pieces > 1 else product.reshape(examples, -1)
+        found = {"weight": signal @ kept.transpose(2, 3)} if "weight" in self.parameters else {}
+        if "bias" in self.parameters:
+            found["bias"] = signal.sum(3, keepdim=True)
         if self.rank is not None:
-            return [product]
-        found = {
-            "weight": lambda: product,
-            "bias": lambda: b.to(dtype).flatten(2).sum(2).reshape(examples, pieces, -1).sum(1),
-        }
-        return [found[key]() for key in self.parameters]
+            found = {"all": torch.cat(list(found.values()), 3)}
+        return [each.reshape(examples, pieces, -1).sum(1) for each in found.values()]
 
     def fits(self, a: Tensor, examples: int) -> bool:
         return a.dim() == len(self.shape) + 1 and super().fits(a, examples)

@@ -161,8 +161,8 @@ class OrderedSampler(Sampler[int]):
     def _check(self) -> None:
         """Once per epoch: were the examples that the sampler handed out trained on, each once?"""
         missing = self._issued - self.position
-        exhausted = self._issued == len(self._sequence)
-        if self._watch is None or self._strange or self._checked or not exhausted or missing < max(self._largest, 1):
+        whole = self.position > 0 and self._issued == len(self._sequence)
+        if self._watch is None or self._strange or self._checked or not whole or missing < max(self._largest, 1):
             return
         self._checked = True
         warnings.warn(

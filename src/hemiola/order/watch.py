@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hemiola.errors import InputError
-from hemiola.order.ghost import Recorder, Recording, Share
+from hemiola.order.ghost import Hook, Recorder, Recording, Share
 from hemiola.order.layers import working_type
 from hemiola.order.sketch import Exact, Fold, SketchSpec, build_sketch
 
@@ -49,7 +49,7 @@ class _Pass:
         self.examples, self.scale = examples, scale
         self.reached = False
         self.recording: Recording | None = None
-        self.row: Tensor | None = None
+        self.gradients: dict[int, Tensor] | None = None
 
 
 class Watch:
@@ -99,19 +99,10 @@ class Watch:
             self.width = self.recorder.dimension
         elif spec is not None:
             self.width = build_sketch(spec, sum(p.numel() for p in parameters), seed).width
-        self._remove: list[Callable[[], None]] = []
-
-        # Plain functions, because a copy of the model copies its hooks: a bound method would copy the sampler along.
-        def before(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if called is model:
-                self._before(args, kwargs)
-
-        def after(called: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if called is model and self._training and self._passes:
-                self._after(self._passes[-1], output)
-
-        self._remove.append(model.register_forward_pre_hook(before, with_kwargs=True).remove)
-        self._remove.append(model.register_forward_hook(after).remove)
+        self._remove: list[Callable[[], None]] = [
+            model.register_forward_pre_hook(Hook(self._before), with_kwargs=True).remove,
+            model.register_forward_hook(Hook(self._after)).remove,
+        ]
 
     @property
     def method(self) -> str | None:
@@ -169,7 +160,7 @@ class Watch:
     def _training(self) -> bool:
         return self._model.training and torch.is_grad_enabled()
 
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.recorder is not None:
             self.recorder.recording = None
         if not self._training:
@@ -188,9 +179,12 @@ class Watch:
         if self.recorder is not None:
             each.recording = self.recorder.start(each.examples)
         else:
-            each.row = torch.zeros(1, self.width, dtype=self.dtype, device=self._parameters[0].device)
+            each.gradients = {}
 
-    def _after(self, each: _Pass, output: Any) -> None:
+    def _after(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not (self._training and self._passes):
+            return
+        each = self._passes[-1]
         answer = _first_tensor(output, lambda x: x.requires_grad)
         if answer is not None:
 
@@ -213,16 +207,14 @@ class Watch:
                 f"in {names}; use sketch = 'ghost:4', or unit = the batch size"
             )
         self._fold = build_sketch(self._spec, sum(p.numel() for p in self._parameters), self._seed)
-        at = 0
-        for p in self._parameters:
-            self._remove.append(p.register_hook(self._arrival(self._fold, at)).remove)  # type: ignore[no-untyped-call]
-            at += p.numel()
+        for number, p in enumerate(self._parameters):
+            self._remove.append(p.register_hook(self._arrival(number)).remove)  # type: ignore[no-untyped-call]
 
-    def _arrival(self, fold: Exact | Fold, offset: int) -> Callable[[Tensor], None]:
+    def _arrival(self, number: int) -> Callable[[Tensor], None]:
         def arrived(gradient: Tensor) -> None:
-            row = self._passes[-1].row if self._passes else None
-            if row is not None:
-                fold.add_(row, offset, gradient.detach().reshape(1, -1))
+            found = self._passes[-1].gradients if self._passes else None
+            if found is not None:
+                found[number] = found[number] + gradient if number in found else gradient
 
         return arrived
 
@@ -232,7 +224,13 @@ class Watch:
                 return None
             # The loss is a mean over the batch, so each signal is 1/N of what the example's own loss would send back.
             return self.recorder.rows(each.recording) * (each.examples / each.scale)
-        return None if each.row is None else each.row / each.scale
+        if not each.gradients or self._fold is None:
+            return None
+        parts = [
+            each.gradients[number].reshape(1, -1) if number in each.gradients else p.new_zeros(1, p.numel())
+            for number, p in enumerate(self._parameters)
+        ]
+        return self._fold.apply(torch.cat(parts, 1).to(self.dtype)) / each.scale
 
 
 def _first_tensor(found: Any, good: Callable[[Tensor], bool]) -> Tensor | None:
