@@ -36,7 +36,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def compare(call: Callable[[], object], baseline: Callable[[], object], rounds: int = 7) -> float:
-    """Time of ``call`` over time of ``baseline``: the median over rounds that run both, so that a noisy machine hits both."""
+    """Time of ``call`` over time of ``baseline``: the median over rounds of both, so that noise hits both."""
     call()
     baseline()
     return median(seconds(call) / seconds(baseline) for _ in range(rounds))

@@ -10,9 +10,9 @@ import importlib
 import sys
 from pathlib import Path
 
+from ratio import Skip
 from rich.console import Console
 from rich.table import Table
-from ratio import Skip
 
 HERE = Path(__file__).parent
 

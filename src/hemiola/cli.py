@@ -21,7 +21,9 @@ data_app = typer.Typer(help="Public data sets: list what is there, fetch what is
 app.add_typer(data_app, name="data")
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
-JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -34,7 +36,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -43,7 +47,9 @@ def _common(
 def run(
     file: Annotated[Path, typer.Argument(help="The experiment file (TOML).")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results.csv, log.jsonl and report.html.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file.")
+    ] = None,
     jobs: JobsOption = None,
     data: DataOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder already holds.")] = False,
@@ -74,7 +80,8 @@ def demo(
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` wrote.")],
     figure: Annotated[
-        list[Path] | None, typer.Option("--figure", help="Write one figure, e.g. loss-vs-seconds.svg, instead of the page.")
+        list[Path] | None,
+        typer.Option("--figure", help="Write one figure, e.g. loss-vs-seconds.svg, instead of the page."),
     ] = None,
 ) -> None:
     """Write report.html again, or single figures (PNG, SVG, PDF) for papers and slides."""
@@ -98,7 +105,9 @@ def tasks() -> None:
     for task in describe_tasks():
         options = ", ".join(f"{key} = {value}" for key, value in task.options.items())
         model = f"{task.model}, {task.parameters:,} parameters"
-        table.add_row(task.name, model, f"{task.train:,} + {task.test:,}", "yes" if task.convex else "", task.data, options)
+        table.add_row(
+            task.name, model, f"{task.train:,} + {task.test:,}", "yes" if task.convex else "", task.data, options
+        )
     Console().print(table)
     typer.echo('\nYour own: task = "package.module:function"; see docs/tasks.md.')
 
@@ -109,15 +118,16 @@ def data_list(data: DataOption = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hemiola.tasks.files import data_folder, list_sets
+    from hemiola.tasks.fetch import list_sets
 
-    root = data_folder(data)
-    table = Table("data set", "there", "size", "tasks", "files missing", box=None, header_style="bold")
+    root = _data_folder(data)
+    table = Table("data set", "there", "MB", "what", "files missing", box=None, header_style="bold")
     for found in list_sets(root):
-        missing = ", ".join(found.missing[:2]) + (" ..." if len(found.missing) > 2 else "")
-        table.add_row(found.name, "yes" if found.present else "no", found.human_size, ", ".join(found.tasks), missing)
-    Console().print(f"in {root}:")
-    Console().print(table)
+        missing = ", ".join(found.missing[:2]) + (", ..." if len(found.missing) > 2 else "")
+        table.add_row(found.name, "yes" if found.present else "no", f"{found.size / 1e6:.1f}", found.title, missing)
+    console = Console()
+    console.print(f"in {root}:" if root else "no data folder: give --data DIR or set HEMIOLA_DATA", highlight=False)
+    console.print(table)
 
 
 @data_app.command("fetch")
@@ -126,22 +136,56 @@ def data_fetch(
     data: DataOption = None,
 ) -> None:
     """Download data sets from their official sources, with checksums."""
-    from hemiola.tasks.fetch import fetch_with_progress
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
-    for one in name:
-        fetch_with_progress(one, data)
+    from hemiola.tasks.fetch import fetch_set
+
+    root = _data_folder(data)
+    if root is None:
+        raise InputError("where to? give --data DIR or set HEMIOLA_DATA")
+    console = Console()
+    with Progress(
+        *Progress.get_default_columns(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bars:
+        rows: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int) -> None:
+            if file not in rows:
+                rows[file] = bars.add_task(file)
+            bars.update(rows[file], completed=done, total=total or None)
+
+        for one in name:
+            for path in fetch_set(one, root, show):
+                console.print(f"{one}: {path}", highlight=False, soft_wrap=True)
+
+
+def _data_folder(given: Path | None) -> Path | None:
+    import os
+
+    return given or (Path(os.environ["HEMIOLA_DATA"]) if os.environ.get("HEMIOLA_DATA") else None)
 
 
 @app.command()
 def predict(
     workers: Annotated[int, typer.Option("--workers", min=1, help="How many workers.")],
-    delay: Annotated[str | None, typer.Option("--delay", help="Law of one local step, e.g. 'shifted-exponential(1, 1)'.")] = None,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Measured step times instead: numbers, CSV, or a run's log.")] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", help="Law of one local step, e.g. 'shifted-exponential(1, 1)'.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Measured step times instead: numbers, CSV, or a run's log.")
+    ] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Only this K.")] = None,
-    slow: Annotated[str, typer.Option("--slow", help="Slow workers, e.g. '3=5' for worker 3 taking five times as long.")] = "",
+    slow: Annotated[
+        str, typer.Option("--slow", help="Slow workers, e.g. '3=5' for worker 3 taking five times as long.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Expected time per update, staleness and waste of every pace, theory beside simulation, before renting machines."""
+    """Expected time per update, staleness and waste of every pace: theory beside simulation."""
     from rich.console import Console
 
     from hemiola.clusters.predict import parse_slow, predict
@@ -159,7 +203,7 @@ def predict(
         return
     console = Console()
     console.print(prediction.as_table())
-    for line in prediction.conclusion:
+    for line in prediction.conclusions:
         console.print(line, highlight=False)
 
 
@@ -182,7 +226,9 @@ def _run_and_show(experiment: Any, out: Path, data: Path | None, jobs: int | Non
     for cell, why in outcome.failed:
         typer.echo(f"hemiola: {cell.run!r}, seed {cell.seed}, failed: {why}", err=True)
     if outcome.interrupted:
-        typer.echo(f"hemiola: stopped with {outcome.finished} of {outcome.total} parts finished; go on with: {again}", err=True)
+        typer.echo(
+            f"hemiola: stopped with {outcome.finished} of {outcome.total} parts finished; go on with: {again}", err=True
+        )
         raise typer.Exit(130)
     if outcome.failed:
         raise typer.Exit(1)

@@ -198,8 +198,8 @@ class Arrivals:
 class Order(Protocol):
     """Which unit does each worker visit next?
 
-    Life cycle: ``begin`` once; then for every worker and epoch, ``sequence`` when the worker reaches that epoch (epochs of
-    one worker come in turn, epochs of different workers may overlap) and ``observe`` once for every batch that was
+    Life cycle: ``begin`` once; then for every worker and epoch, ``sequence`` when the worker reaches that epoch (epochs
+    of one worker come in turn, epochs of different workers may overlap) and ``observe`` once for every batch that was
     used, in the order the reports were merged (by worker within one update). A worker's ``sequence`` for epoch e + 1 is
     asked for only after every unit of its epoch e was taken from the queue, but reports may still be under way: under
     asynchronous paces the last batch of e may be observed after ``sequence(worker, e + 1)``.
@@ -271,7 +271,8 @@ class Pace(Protocol):
         cancels: The others are cancelled and restart from the new weights; otherwise they keep going on their old ones.
         idles: A finisher idles until the update (K distinct workers count); otherwise it takes another batch at once
             (K stints count, K may exceed the number of workers).
-        late: With ``cancels``: ``"cancel"`` stops the others at once; ``"ignore"`` lets them finish and discards the result.
+        late: With ``cancels``: ``"cancel"`` stops the others at once; ``"ignore"`` lets them finish and discards
+            the result.
         max_staleness: Reports older than this are dropped instead of merged; None for no limit.
         needs_distance: Whether ``weight`` uses its ``distance`` argument; clusters compute it only then.
     """

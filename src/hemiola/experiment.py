@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from hemiola.clusters.table import CLUSTERS, check_fit
 from hemiola.contracts import Order, Pace, Period, Task
 from hemiola.errors import InputError, nearest
-from hemiola.options import check_options, first_error, option_names
 from hemiola.optimizers import Optimizer, make_schedule
+from hemiola.options import check_options, first_error, option_names
 from hemiola.order import ORDERS
 from hemiola.pace import PACES
 from hemiola.period import PERIODS, Exchange
+from hemiola.plan import Amount, ClusterFactory, Plan
 from hemiola.tasks import load_task
-from hemiola.training import Amount, Plan, split_examples
-from hemiola.training.loop import ClusterFactory
+from hemiola.training import split_examples
 
 Named = str | dict[str, Any]
 """A policy, task or cluster: its name, or a table with a name and options."""
@@ -55,13 +55,15 @@ class Evaluate(_Table):
 class Shards(_Table):
     """How the training set is dealt to the workers."""
 
-    split: Literal["iid", "label-sorted"] | dict[Literal["dirichlet"], float] = "iid"
+    split: Literal["iid", "label-sorted"] | dict[str, float] = "iid"
 
     @field_validator("split")
     @classmethod
     def _alpha(cls, split: str | dict[str, float]) -> str | dict[str, float]:
         if isinstance(split, dict) and not (list(split) == ["dirichlet"] and 0 < split["dirichlet"] < float("inf")):
-            raise ValueError(f"must be 'iid', 'label-sorted' or {{ dirichlet = ALPHA }} with ALPHA above 0, got {split}")
+            raise ValueError(
+                f"must be 'iid', 'label-sorted' or {{ dirichlet = ALPHA }} with ALPHA above 0, got {split}"
+            )
         return split
 
 
@@ -138,7 +140,9 @@ class Cell:
             exchange=exchange,
             optimizer=self.optimizer(task.lr),
             stop=_amount("stop", settings.stop.model_dump()),
-            every=_amount("evaluate", {key.removeprefix("every_"): evaluate[key] for key in evaluate if "every" in key}),
+            every=_amount(
+                "evaluate", {key.removeprefix("every_"): evaluate[key] for key in evaluate if "every" in key}
+            ),
             train_examples=settings.evaluate.train_examples,
         )
         return plan, make_cluster
@@ -146,7 +150,11 @@ class Cell:
     def task(self, data: Path | None) -> Task:
         """Load the task."""
         table = self.settings.task
-        name, options = (table, {}) if isinstance(table, str) else (table.get("name"), {k: v for k, v in table.items() if k != "name"})
+        name, options = (
+            (table, {})
+            if isinstance(table, str)
+            else (table.get("name"), {k: v for k, v in table.items() if k != "name"})
+        )
         if not isinstance(name, str):
             raise InputError("task: a table needs a name, as in { name = 'digits-mlp' }")
         return load_task(name, options, data)
@@ -279,7 +287,9 @@ def _settings(table: dict[str, Any], point: Mapping[str, Any]) -> Settings:
         for inner in table[key] if isinstance(table.get(key), dict) else ():
             allowed = list(model.model_fields)
             if inner not in allowed:
-                raise InputError(f"{key}.{inner}: unknown key{nearest(str(inner), allowed)} Keys here: {', '.join(allowed)}")
+                raise InputError(
+                    f"{key}.{inner}: unknown key{nearest(str(inner), allowed)} Keys here: {', '.join(allowed)}"
+                )
     try:
         return Settings.model_validate(table)
     except ValidationError as error:
@@ -309,7 +319,9 @@ def _sweep(sweep: Any) -> dict[str, list[Any]]:
         raise InputError(f"sweep: must be a table of lists, got {sweep!r}")
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"sweep.{key}: must be a list of at least one value, got {values!r} (write a dotted key in quotes)")
+            raise InputError(
+                f"sweep.{key}: must be a list of at least one value, got {values!r} (write a dotted key in quotes)"
+            )
         top = key.split(".")[0]
         if top not in Settings.model_fields:
             raise InputError(f"sweep: unknown key {key!r}{nearest(top, list(Settings.model_fields))}")
@@ -317,7 +329,11 @@ def _sweep(sweep: Any) -> dict[str, list[Any]]:
 
 
 def _seeds(seeds: Any) -> list[int]:
-    whole = isinstance(seeds, list) and seeds and all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**32 for s in seeds)
+    whole = (
+        isinstance(seeds, list)
+        and seeds
+        and all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**32 for s in seeds)
+    )
     if not whole or len(set(seeds)) != len(seeds):
         raise InputError(f"seeds: must be a list of different whole numbers from 0 to 2^32 - 1, got {str(seeds)[:60]}")
     return list(seeds)
@@ -348,7 +364,7 @@ class _where:
 
 def _split(table: Mapping[str, Any], family: str, given: Named) -> tuple[str, dict[str, Any]]:
     options = {"name": given} if isinstance(given, str) else dict(given)
-    name = options.pop("name", None)
+    name = str(options.pop("name", None))
     if name not in table:
         hint = nearest(str(name), list(table))
         raise InputError(f"{family}.name: unknown {family} {name!r}{hint} Known: {', '.join(table)}")
@@ -368,7 +384,9 @@ def _make_period(given: Named) -> tuple[Period, Exchange]:
     own, shared = option_names(PERIODS[name]), option_names(Exchange)
     for key in options:
         if key not in own + shared:
-            raise InputError(f"period.{key}: unknown option{nearest(key, own + shared)} Options here: {', '.join(own + shared)}")
+            raise InputError(
+                f"period.{key}: unknown option{nearest(key, own + shared)} Options here: {', '.join(own + shared)}"
+            )
     mine = check_options(PERIODS[name], {k: v for k, v in options.items() if k in own}, "period")
     rest = check_options(Exchange, {k: v for k, v in options.items() if k not in own}, "period")
     with _where("period"):

@@ -1,4 +1,4 @@
-"""The optimizer of a run: a torch.optim class on one flat vector, and a learning rate that follows the run's progress."""
+"""The optimizer of a run: a torch.optim class on one flat vector, and a learning rate that follows the progress."""
 
 from __future__ import annotations
 
@@ -82,14 +82,17 @@ class Optimizer:
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
-            raise InputError(f"optimizer.name: unknown optimizer {self.name!r}{nearest(self.name, list(OPTIMIZERS))} Known: {known}")
+            raise InputError(
+                f"optimizer.name: unknown optimizer {self.name!r}{nearest(self.name, list(OPTIMIZERS))} Known: {known}"
+            )
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"optimizer.lr: must be a positive number, got {self.lr}")
         allowed = [name for name in option_names(getattr(torch.optim, self.name)) if name not in _NOT_FOR_USERS]
         for key in self.arguments:
             if key not in allowed:
                 raise InputError(
-                    f"optimizer.{key}: {self.name} takes no such argument{nearest(key, allowed)} It takes: {', '.join(allowed)}"
+                    f"optimizer.{key}: {self.name} takes no such argument{nearest(key, allowed)} "
+                    f"It takes: {', '.join(allowed)}"
                 )
         try:
             self.attach(nn.Parameter(torch.zeros(1)))
@@ -102,7 +105,9 @@ class Optimizer:
 
     def attach(self, parameter: Tensor) -> torch.optim.Optimizer:
         """A fresh optimizer of one flat vector."""
-        made: torch.optim.Optimizer = getattr(torch.optim, self.name)([parameter], lr=self.lr, foreach=False, **self.arguments)
+        made: torch.optim.Optimizer = getattr(torch.optim, self.name)(
+            [parameter], lr=self.lr, foreach=False, **self.arguments
+        )
         return made
 
 
@@ -128,7 +133,7 @@ def combine_momentum(optimizers: list[torch.optim.Optimizer], rule: MomentumRule
     """After an averaging, average or reset what the workers' optimizers remember."""
     if rule == "local":
         return
-    states = [next(iter(optimizer.state.values()), {}) for optimizer in optimizers]
+    states: list[dict[str, Any]] = [next(iter(optimizer.state.values()), {}) for optimizer in optimizers]
     for key, first in next(iter(states), {}).items():
         if isinstance(first, Tensor) and first.dim() == 1:
             values = [state[key] for state in states if isinstance(state.get(key), Tensor)]

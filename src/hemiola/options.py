@@ -35,7 +35,10 @@ def check_options(constructor: Callable[..., Any], given: Mapping[str, Any], whe
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
     parameters = inspect.signature(constructor).parameters
     fields: dict[str, Any] = {
-        name: (hints.get(name, Any), ... if parameters[name].default is inspect.Parameter.empty else parameters[name].default)
+        name: (
+            hints.get(name, Any),
+            ... if parameters[name].default is inspect.Parameter.empty else parameters[name].default,
+        )
         for name in allowed
     }
     model = create_model("Options", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **fields)

@@ -56,7 +56,7 @@ class BatchReader:
         """Indices of the units' examples in the training set."""
         shard = self.shards[worker]
         if self.unit == 1:
-            return shard[units]
+            return np.asarray(shard[units])
         return np.concatenate([shard[u * self.unit : (u + 1) * self.unit] for u in units])
 
     def read(self, wanted: Sequence[tuple[int, Batch]]) -> Read:
@@ -67,7 +67,7 @@ class BatchReader:
         if self.task.noisy:
             parts = [
                 self.task.perturb(x, y, torch_stream("visit", self.seed, worker, batch.epoch, batch.position))
-                for (worker, batch), x, y in zip(wanted, inputs.split(counts), targets.split(counts), strict=True)
+                for (worker, batch), x, y in zip(wanted, torch.split(inputs, counts), torch.split(targets, counts), strict=True)
             ]
             inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         units = [len(batch.units) for _, batch in wanted]
@@ -82,4 +82,4 @@ class BatchReader:
         return torch.from_numpy(np.repeat(np.arange(len(units)), sizes))
 
     def _unit_sizes(self, worker: int, units: np.ndarray) -> np.ndarray:
-        return np.minimum(self.unit, len(self.shards[worker]) - units * self.unit)
+        return np.asarray(np.minimum(self.unit, len(self.shards[worker]) - units * self.unit))

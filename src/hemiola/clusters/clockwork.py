@@ -1,7 +1,7 @@
 """The virtual clock: which worker finishes when, and which reports make the next update.
 
-Events are kept in a heap keyed by (time, sequence), so ties are decided by rule and a run is the same every time. Nothing
-here knows about gradients; `simulated.py` computes them afterwards, for the stints that count.
+Events are kept in a heap keyed by (time, sequence), so ties are decided by rule and a run is the same every time.
+Nothing here knows about gradients; `simulated.py` computes them afterwards, for the stints that count.
 """
 
 from __future__ import annotations
@@ -215,10 +215,18 @@ class Clockwork:
 def stint_state(stint: Stint) -> State:
     """A stint as plain values."""
     batches = [[batch.epoch, batch.position, batch.units.tolist()] for batch in stint.batches]
-    return {"worker": stint.worker, "number": stint.number, "version": stint.version, "batches": batches, "rates": list(stint.rates)}
+    return {
+        "worker": stint.worker,
+        "number": stint.number,
+        "version": stint.version,
+        "batches": batches,
+        "rates": list(stint.rates),
+    }
 
 
 def stint_from(state: State) -> Stint:
     """The reverse of `stint_state`."""
-    batches = tuple(Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in state["batches"])
+    batches = tuple(
+        Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in state["batches"]
+    )
     return Stint(state["worker"], state["number"], state["version"], batches, tuple(state["rates"]))

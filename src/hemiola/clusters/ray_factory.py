@@ -12,7 +12,7 @@ from hemiola.pace.delays import DelayStreams, parse_delay
 from hemiola.period.exchange import Exchange
 
 if TYPE_CHECKING:
-    from hemiola.training.loop import Plan
+    from hemiola.plan import Plan
 
 
 class RayFactory:

@@ -1,7 +1,7 @@
 """The simulated cluster: one process, a virtual clock, real gradients.
 
-`Clockwork` decides who finishes when; this file computes what the finishers found, lazily, from the version of the weights
-each had read. Versions are shared, not copied per worker; stints that read the same version are computed in one call.
+`Clockwork` decides who finishes when; this file computes what the finishers found, lazily, from the version of the
+weights each had read. Versions are shared, not copied per worker; stints that read the same version are computed in one call.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from hemiola.clusters.clockwork import Clockwork, Round
 from hemiola.clusters.link import Link, ring_bytes
 from hemiola.clusters.merging import shares
+from hemiola.clusters.sender import Sender
 from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
 from hemiola.pace.delays import DelayStreams
 from hemiola.period.exchange import Exchange
-from hemiola.clusters.sender import Sender
 
 FLOAT_BYTES = 4
 
@@ -140,7 +140,11 @@ class SimulatedCluster:
             change, part = self.runner.gradient(self.work.read(version), group, [factors[i] for i in chosen], wanted)
             total = change if total is None else total + change
             for at, i in enumerate(chosen):
-                finished.losses[i], finished.sketches[i], finished.finite[i] = part.losses[at], part.sketches[at], part.finite[at]
+                finished.losses[i], finished.sketches[i], finished.finite[i] = (
+                    part.losses[at],
+                    part.sketches[at],
+                    part.finite[at],
+                )
         assert total is not None
         return total, finished
 
@@ -164,7 +168,11 @@ class SimulatedCluster:
                 changes, part = self.runner.gradients(starts, group, [want[0] for want in wanted])
             for at, i in enumerate(now):
                 rows[i] = changes[at]
-                finished.losses[i], finished.sketches[i], finished.finite[i] = part.losses[at], part.sketches[at], part.finite[at]
+                finished.losses[i], finished.sketches[i], finished.finite[i] = (
+                    part.losses[at],
+                    part.sketches[at],
+                    part.finite[at],
+                )
         return torch.stack(rows), finished
 
     # ------------------------------------------------------------------------------------------------ time and bytes
@@ -187,7 +195,11 @@ class SimulatedCluster:
 
     def state_dict(self) -> State:
         """Clock, the workers' optimizers, and what the wire still owes."""
-        return {"clock": self.clock.state_dict(), "runner": self.runner.state_dict(), "sender": self.sender.state_dict()}
+        return {
+            "clock": self.clock.state_dict(),
+            "runner": self.runner.state_dict(),
+            "sender": self.sender.state_dict(),
+        }
 
     def load_state_dict(self, state: State) -> None:
         self.clock.load_state_dict(state["clock"])

@@ -112,8 +112,8 @@ class StintRunner:
         if self.flat.has_buffers:
             change[self.flat.size :] *= sum(factors)
         means = _means(losses, read.counts)
-        pieces = rows.split(read.units) if rows is not None else [None] * len(stints)
-        sketches = [(piece if want else None,) for piece, want in zip(pieces, wanted, strict=True)]
+        pieces = torch.split(rows, read.units) if rows is not None else [None] * len(stints)
+        sketches: list[Sketches] = [(piece if want else None,) for piece, want in zip(pieces, wanted, strict=True)]
         return change.cpu(), Finished(means, sketches, [bool(np.isfinite(mean)) for mean in means])
 
     def gradients(
@@ -153,7 +153,9 @@ class StintRunner:
             active = [i for i, stint in enumerate(stints) if index < len(stint.batches)]
             batches = [(stints[i].worker, stints[i].batches[index]) for i in active]
             want = [wanted[i][index] for i in active]
-            losses, gradients, rows = self._local_gradients(now[active], batches, want, [stints[i] for i in active], index)
+            losses, gradients, rows = self._local_gradients(
+                now[active], batches, want, [stints[i] for i in active], index
+            )
             for at, i in enumerate(active):
                 totals[i] += losses[at]
                 sketches[i].append(rows[at])
@@ -164,7 +166,9 @@ class StintRunner:
         finite = torch.isfinite(change).all(dim=1).tolist()
         for stint, good in zip(stints, finite, strict=True):
             if not good:
-                self.local.pop(stint.worker, None)  # Its memory is not finite either, and would spoil every later stint.
+                self.local.pop(
+                    stint.worker, None
+                )  # Its memory is not finite either, and would spoil every later stint.
         means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
         return change, Finished(means, [tuple(rows) for rows in sketches], finite)
 

@@ -1,7 +1,7 @@
 """The table of clusters: name in the experiment file -> what builds it.
 
-A builder takes the experiment file's folder, the number of workers, and its options as keyword arguments; it checks them
-at once and returns a function that makes the cluster around a plan and the training loop that gives out the work.
+A builder takes the experiment file's folder, the number of workers, and its options as keyword arguments; it checks
+them at once and returns a function that makes the cluster around a plan and the training loop that gives out the work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hemiola.pace.delays import DelayStreams, parse_delay
 from hemiola.period.exchange import Exchange
 
 if TYPE_CHECKING:
-    from hemiola.training.loop import Plan
+    from hemiola.plan import Plan
 
 
 def simulated(

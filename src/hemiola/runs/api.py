@@ -55,7 +55,9 @@ def train(
     outcome = run_experiment(checked, Path(out), folder, jobs, resume)
     if outcome.failed:
         cell, why = outcome.failed[0]
-        raise RuntimeError(f"{len(outcome.failed)} of {outcome.total} parts failed; first {cell.run!r}, seed {cell.seed}: {why}")
+        raise RuntimeError(
+            f"{len(outcome.failed)} of {outcome.total} parts failed; first {cell.run!r}, seed {cell.seed}: {why}"
+        )
     store = Store(Path(out), checked)
     return [result for cell in checked.cells if (result := store.finished(cell)) is not None]
 

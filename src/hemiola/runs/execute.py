@@ -53,7 +53,11 @@ class _Active:
 
 
 def run_experiment(
-    experiment: Experiment, folder: Path, data: Path | None = None, jobs: int | None = None, resume: bool = False,
+    experiment: Experiment,
+    folder: Path,
+    data: Path | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
     display: Display | None = None,
 ) -> Outcome:
     """Run every cell that is not finished, and write results.csv and log.jsonl.
@@ -149,7 +153,8 @@ def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]
 def _run_all(
     waiting: list[Cell], store: Store, data: Path | None, jobs: int, stop: threading.Event, display: Display
 ) -> list[tuple[Cell, str]]:
-    queue, active, failed = list(waiting), [], []
+    queue, failed = list(waiting), []
+    active: list[_Active] = []
     stop_by = float("inf")
     while active or (queue and not stop.is_set()):
         while queue and not stop.is_set() and _may_start(queue[0], active, jobs):

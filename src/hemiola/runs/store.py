@@ -55,10 +55,18 @@ class Store:
         mine = json.loads(json.dumps(self.experiment.given))
         if known is not None:
             if known.get("given") != mine:
-                different = sorted(k for k in mine.keys() | known.get("given", {}).keys() if mine.get(k) != known.get("given", {}).get(k))
-                raise InputError(f"{self.folder}: holds another experiment (different: {', '.join(different)}); choose another --out")
+                different = sorted(
+                    k
+                    for k in mine.keys() | known.get("given", {}).keys()
+                    if mine.get(k) != known.get("given", {}).get(k)
+                )
+                raise InputError(
+                    f"{self.folder}: holds another experiment (different: {', '.join(different)}); choose another --out"
+                )
             if not resume and any((self.folder / "cells").iterdir()):
-                raise InputError(f"{self.folder}: already holds this experiment; add --resume to go on, or choose another --out")
+                raise InputError(
+                    f"{self.folder}: already holds this experiment; add --resume to go on, or choose another --out"
+                )
         facts = {"hemiola": __version__, "given": mine, "experiment": self.experiment.resolved(), "task": task}
         self.write("experiment.json", json.dumps(facts, indent=1, default=str) + "\n")
 
@@ -103,7 +111,9 @@ class Store:
         except FileNotFoundError:
             others = [entry.name for entry in self.folder.iterdir() if entry.name not in ("cells", ".lock")]
             if others:
-                raise InputError(f"{self.folder}: holds other files ({', '.join(sorted(others)[:3])}); choose an empty --out") from None
+                raise InputError(
+                    f"{self.folder}: holds other files ({', '.join(sorted(others)[:3])}); choose an empty --out"
+                ) from None
             return None
         except (OSError, ValueError):
             raise InputError(f"{path}: is not hemiola's; choose another --out") from None
@@ -120,7 +130,9 @@ class Store:
         except OSError as error:
             lock.close()
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise InputError(f"{self.folder}: another hemiola run is working in it; wait for it or choose another --out") from None
+                raise InputError(
+                    f"{self.folder}: another hemiola run is working in it; wait for it or choose another --out"
+                ) from None
             raise
         self._lock = lock
 
@@ -141,7 +153,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written: {error.strerror}; finished parts are kept, --resume goes on from them") from None
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror}; finished parts are kept, --resume goes on from them"
+        ) from None
 
 
 def save_result(folder: Path, result: Result) -> None:

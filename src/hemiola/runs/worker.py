@@ -45,7 +45,9 @@ class _Watch:
         now = time.monotonic()
         if now >= self._next_message:
             self._next_message = now + PROGRESS_SECONDS
-            self._tell({"progress": training.progress, "updates": training.version, "loss": training.records[-1]["train_loss"]})
+            self._tell(
+                {"progress": training.progress, "updates": training.version, "loss": training.records[-1]["train_loss"]}
+            )
         if self.stopped or self._due(now, training.version):
             save_checkpoint(self.folder, training.state_dict())
             self._saved_at, self._saved_version = time.monotonic(), training.version

@@ -7,91 +7,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
-from hemiola.contracts import Arrivals, Averaging, Cluster, Order, Pace, Period, State, Stint, Task, Update, Visit, Work
+from hemiola.contracts import Arrivals, Averaging, State, Stint, Update, Visit
 from hemiola.errors import InputError
 from hemiola.flat import FlatModel
-from hemiola.optimizers import Optimizer
-from hemiola.period.exchange import Exchange
+from hemiola.plan import ClusterFactory, Plan
 from hemiola.streams import seed_torch
 from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
 
 KIND, VERSION = "hemiola-training", 1
-
-
-@dataclass(frozen=True)
-class Amount:
-    """A stretch of a run, in exactly one of three measures; ``seconds`` are cluster time."""
-
-    epochs: float | None = None
-    updates: int | None = None
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        given = [value for value in (self.epochs, self.updates, self.seconds) if value is not None]
-        if len(given) != 1:
-            raise InputError(f"give exactly one of epochs, updates and seconds, got {len(given)}")
-        if not given[0] > 0:
-            raise InputError(f"must be above 0, got {given[0]}")
-
-    def share(self, epochs: float, updates: int, seconds: float) -> float:
-        """How often this amount fits into what has passed."""
-        if self.epochs is not None:
-            return epochs / self.epochs
-        if self.updates is not None:
-            return updates / self.updates
-        assert self.seconds is not None
-        return seconds / self.seconds
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything one run needs.
-
-    Attributes:
-        task: Model, data, loss.
-        shards: Example indices of every worker.
-        batch: Examples per worker per local step.
-        seed: Names every random stream of the run.
-        order, period, pace: The three policies.
-        exchange: How changes travel.
-        optimizer: The server's for full communication, every worker's own otherwise.
-        stop: When the run ends.
-        every: How often to evaluate.
-        train_examples: Evaluate the training loss on so many examples; None for all.
-    """
-
-    task: Task
-    shards: Sequence[np.ndarray]
-    batch: int
-    seed: int
-    order: Order
-    period: Period
-    pace: Pace
-    exchange: Exchange
-    optimizer: Optimizer
-    stop: Amount
-    every: Amount
-    train_examples: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch % self.order.unit:
-            raise InputError(f"batch must be a multiple of order.unit = {self.order.unit}, got {self.batch}")
-        smallest = min(len(shard) for shard in self.shards)
-        if self.batch > smallest:
-            raise InputError(f"batch: {self.batch} is larger than the smallest worker's shard of {smallest} examples")
-        self.exchange.check(self.period.local)
-
-
-ClusterFactory = Callable[[Plan, Work], Cluster]
 
 
 @dataclass
@@ -307,12 +238,15 @@ class Training:
         if not score.finite:
             self.status = "diverged"
         self.wall_seconds += time.perf_counter() - began
-        self.records.append(self._record() | {
-            "train_loss": score.train_loss,
-            "train_gap": score.train_gap,
-            "test_loss": score.test_loss,
-            "test_metric": score.test_metric,
-        })
+        self.records.append(
+            self._record()
+            | {
+                "train_loss": score.train_loss,
+                "train_gap": score.train_gap,
+                "test_loss": score.test_loss,
+                "test_metric": score.test_metric,
+            }
+        )
         self.averages.history = []
 
     def _record(self) -> dict[str, Any]:
@@ -375,7 +309,10 @@ class Training:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same plan."""
         if state.get("kind") != KIND or state.get("version") != VERSION:
-            raise InputError(f"not a checkpoint of hemiola training, version {VERSION}: {state.get('kind')!r} {state.get('version')!r}")
+            raise InputError(
+                f"not a checkpoint of hemiola training, version {VERSION}: "
+                f"{state.get('kind')!r} {state.get('version')!r}"
+            )
         self.version, self.versions = state["weights"]["now"], dict(state["weights"]["held"])
         self._server.load_state_dict(state["optimizer"])
         self.plan.order.load_state_dict(state["order"])

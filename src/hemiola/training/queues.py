@@ -1,7 +1,7 @@
 """Every worker's queue of batches: the order policy's sequence, cut into batches, with what was given back at its head.
 
-Epochs are a worker's own: it starts its next pass when its shard is through, however far the others are. Where every update
-waits for every worker (lockstep) that would let shards whose sizes differ by one drift apart, so there an epoch has as
+Epochs are a worker's own: it starts its next pass when its shard is through, however far the others are. Where every
+update waits for every worker (lockstep) that would let shards whose sizes differ by one drift apart, so there an epoch has as
 many slots as the largest shard has batches, and a worker whose shard is through rests until the epoch ends.
 """
 
@@ -18,7 +18,7 @@ from hemiola.contracts import Batch, Order, State
 
 @dataclass
 class _Queue:
-    """One worker's place: its epoch, the next unit of that epoch's order, its slot, batches that came back, and its order."""
+    """One worker's place: epoch, next position in that epoch's order, slot, batches that came back, the order."""
 
     epoch: int = 0
     position: int = 0
@@ -99,5 +99,6 @@ class Queues:
             queue.epoch, queue.position, queue.slot = saved["epoch"], saved["position"], saved["slot"]
             queue.sequence = None
             queue.returned = deque(
-                Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in saved["returned"]
+                Batch(epoch, position, np.asarray(units, dtype=np.int64))
+                for epoch, position, units in saved["returned"]
             )

@@ -27,7 +27,9 @@ def split_examples(examples: Examples, workers: int, split: str | dict[str, floa
         return [np.sort(part) for part in np.array_split(draws.permutation(count), workers)]
     labels = examples.labels()
     if labels is None:
-        raise InputError(f"shards.split: {split!r} needs examples with one class each, and this task's have none; use 'iid'")
+        raise InputError(
+            f"shards.split: {split!r} needs examples with one class each, and this task's have none; use 'iid'"
+        )
     if split == "label-sorted":
         mixed = draws.permutation(count)
         return [np.sort(part) for part in np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], workers)]

@@ -1,0 +1,80 @@
+"""What one run is: a task, three policies, and when it ends. Everything a cluster and the loop are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hemiola.contracts import Cluster, Order, Pace, Period, Task, Work
+from hemiola.errors import InputError
+from hemiola.optimizers import Optimizer
+from hemiola.period.exchange import Exchange
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A stretch of a run, in exactly one of three measures; ``seconds`` are cluster time."""
+
+    epochs: float | None = None
+    updates: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.epochs, self.updates, self.seconds) if value is not None]
+        if len(given) != 1:
+            raise InputError(f"give exactly one of epochs, updates and seconds, got {len(given)}")
+        if not given[0] > 0:
+            raise InputError(f"must be above 0, got {given[0]}")
+
+    def share(self, epochs: float, updates: int, seconds: float) -> float:
+        """How often this amount fits into what has passed."""
+        if self.epochs is not None:
+            return epochs / self.epochs
+        if self.updates is not None:
+            return updates / self.updates
+        assert self.seconds is not None
+        return seconds / self.seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything one run needs.
+
+    Attributes:
+        task: Model, data, loss.
+        shards: Example indices of every worker.
+        batch: Examples per worker per local step.
+        seed: Names every random stream of the run.
+        order, period, pace: The three policies.
+        exchange: How changes travel.
+        optimizer: The server's for full communication, every worker's own otherwise.
+        stop: When the run ends.
+        every: How often to evaluate.
+        train_examples: Evaluate the training loss on so many examples; None for all.
+    """
+
+    task: Task
+    shards: Sequence[np.ndarray]
+    batch: int
+    seed: int
+    order: Order
+    period: Period
+    pace: Pace
+    exchange: Exchange
+    optimizer: Optimizer
+    stop: Amount
+    every: Amount
+    train_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch % self.order.unit:
+            raise InputError(f"batch must be a multiple of order.unit = {self.order.unit}, got {self.batch}")
+        smallest = min(len(shard) for shard in self.shards)
+        if self.batch > smallest:
+            raise InputError(f"batch: {self.batch} is larger than the smallest worker's shard of {smallest} examples")
+        self.exchange.check(self.period.local)
+
+
+ClusterFactory = Callable[[Plan, Work], Cluster]

@@ -1,0 +1,118 @@
+"""What every policy must pass, alone and together. Adding a policy is adding a row."""
+
+import io
+
+import pytest
+import torch
+
+from hemiola.errors import InputError
+from hemiola.experiment import Experiment
+from hemiola.order import ORDERS
+from hemiola.pace import PACES
+from hemiola.period import PERIODS
+from hemiola.training import Training
+
+PERIOD_OPTIONS = {"constant": {"p": 3}, "decreasing": {"start": 4, "end": 1}, "post-local": {"switch": 0.5, "p": 3}}
+DELAY = {"name": "simulated", "delay": "shifted-exponential(1, 1)", "slow": {"0": 2.0}}
+BASE = {
+    "task": "digits-logistic",
+    "batch": 20,
+    "stop": {"epochs": 3},
+    "optimizer": {"lr": 0.1, "momentum": 0.5},
+    "cluster": DELAY,
+}
+
+ALONE = [
+    *({"order": name, "workers": 1 if name == "grab" else 5} for name in ORDERS),
+    *({"period": {"name": name, **PERIOD_OPTIONS.get(name, {})}, "workers": 5} for name in PERIODS),
+    *({"pace": {"name": name, "k": k}, "workers": 5} for name in PACES for k in (2, 5)),
+    *({"pace": {"name": name, "k": "adasync", "start": 2}, "workers": 5} for name in PACES),
+]
+TOGETHER = [
+    {
+        "order": {"name": order, "sketch": "fold:32", "unit": 4},
+        "period": {"name": "adaptive", "wire": wire},
+        "pace": {"name": pace, "k": 3},
+        "workers": 5,
+    }
+    for order, wire, pace in zip(
+        ("id-grab", "id-pair-grab", "cd-grab", "cd-grab"), ("fp32", "bf16", "int8", "int4"), PACES, strict=True
+    )
+]
+ROWS = [BASE | row for row in ALONE + TOGETHER]
+
+
+def name_of(row: dict) -> str:
+    parts = [row.get(family) for family in ("order", "period", "pace")]
+    return "+".join(
+        part if isinstance(part, str) else "-".join(str(v) for v in part.values()) for part in parts if part
+    )
+
+
+def training(row: dict) -> Training:
+    (cell,) = Experiment(row).cells
+    return Training(*cell.plan(None))
+
+
+def without_wall_time(records: list[dict]) -> list[dict]:
+    return [{key: value for key, value in record.items() if key != "wall_seconds"} for record in records]
+
+
+def saved_and_loaded(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def whole_runs() -> dict[str, Training]:
+    return {}
+
+
+def whole_run(row: dict, known: dict[str, Training]) -> Training:
+    if name_of(row) not in known:
+        known[name_of(row)] = training(row)
+        assert known[name_of(row)].run() == "done"
+    return known[name_of(row)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_it_learns_and_no_unit_is_lost_or_doubled(row, whole_runs):
+    run = whole_run(row, whole_runs)
+    assert run.records[-1]["train_loss"] < 0.8 * run.records[0]["train_loss"]
+    for worker, counts in enumerate(run.ledger.counts["used"]):
+        visits = counts + run.ledger.counts["dropped"][worker] + run.ledger.counts["refused"][worker]
+        # A worker may be in mid-epoch when the run ends, and has stints under way; no unit is further ahead than that.
+        assert visits.max() - visits.min() <= (0 if run.lockstep else 1)
+        if run.lockstep:
+            assert (visits == 3).all()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_stopped_and_resumed_it_ends_the_same(row, whole_runs):
+    whole = whole_run(row, whole_runs)
+    first = training(row)
+    stop_at = max(whole.version // 2, 1)
+    first.run(lambda run: run.version < stop_at)
+    second = training(row)
+    second.load_state_dict(saved_and_loaded(first.state_dict()))
+    assert second.run() == "done"
+    assert torch.equal(second.read(second.version), whole.read(whole.version))
+    assert without_wall_time(second.records) == without_wall_time(whole.records)
+
+
+@pytest.mark.parametrize("row", [BASE | row for row in ALONE], ids=name_of)
+def test_state_of_another_kind_is_refused(row):
+    run = training(row)
+    for family in ("order", "period", "pace"):
+        policy = getattr(run.plan, family)
+        with pytest.raises(InputError):
+            policy.load_state_dict({**policy.state_dict(), "kind": "something else"})
+
+
+@pytest.mark.parametrize("row", [BASE | row for row in ALONE], ids=name_of)
+def test_a_run_is_the_same_every_time(row, whole_runs):
+    again = training(row)
+    again.run()
+    assert without_wall_time(again.records) == without_wall_time(whole_run(row, whole_runs).records)

@@ -1,0 +1,25 @@
+"""What every test shares: one thread per process (tests run side by side), a cache of its own, no user settings."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["HEMIOLA_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The large public data sets, for tests marked `data`."""
+    folder = os.environ.get("HEMIOLA_DATA")
+    if not folder:
+        pytest.skip("needs the public data sets: set HEMIOLA_DATA to a folder that `hemiola data fetch` filled")
+    return Path(folder)

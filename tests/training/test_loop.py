@@ -1,0 +1,213 @@
+"""The loop against what one would write by hand, and against its own reductions."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hemiola.experiment import Experiment
+from hemiola.streams import seed_torch
+from hemiola.tasks import Task
+from hemiola.training import Training
+
+
+def training(task: Task | None = None, **fields) -> Training:
+    """A run of an experiment; with ``task``, of that task instead of the named one."""
+    experiment = Experiment({"task": "digits-logistic", "workers": 4, "batch": 5, "stop": {"epochs": 1}, **fields})
+    (cell,) = experiment.cells
+    if task is not None:
+        object.__setattr__(cell, "task", lambda data: task)
+    plan, make_cluster = cell.plan(None)
+    return Training(plan, make_cluster)
+
+
+def finished(**fields) -> Training:
+    run = training(**fields)
+    assert run.run() == "done"
+    return run
+
+
+def weights(run: Training) -> torch.Tensor:
+    return run.read(run.version)
+
+
+def hand_written(
+    run: Training, optimizer: torch.optim.Optimizer, model: nn.Module, steps: int, epochs: int = 1
+) -> torch.Tensor:
+    """Synchronous training as one would write it: the mean of the workers' mean gradients, one optimizer step."""
+    plan = run.plan
+    for epoch in range(epochs):
+        orders = [plan.order.sequence(worker, epoch) for worker in range(run.workers)]
+        for step in range(steps):
+            losses = []
+            for worker, order in enumerate(orders):
+                indices = plan.shards[worker][order[step * plan.batch : (step + 1) * plan.batch]]
+                if len(indices):
+                    inputs, targets = plan.task.train.batch(indices)
+                    losses.append(nn.functional.cross_entropy(model(inputs), targets))
+            squares = sum(p.square().sum() for p in model.parameters())
+            loss = torch.stack(losses).mean() + plan.task.l2 / 2 * squares
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def test_synchronous_training_is_the_loop_one_writes_by_hand():
+    run = finished(optimizer={"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}, stop={"epochs": 2})
+    seed_torch("model", 0)
+    model = run.plan.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    expected = hand_written(run, optimizer, model, steps=75, epochs=2)
+    assert run.version == 150
+    torch.testing.assert_close(weights(run), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_short_last_batches_and_resting_workers_count_as_by_hand():
+    # 1500 examples over 7 workers: shards of 215 and 214, so the last batch of 5 is full or short by one.
+    run = finished(workers=7, optimizer={"lr": 0.1})
+    seed_torch("model", 0)
+    model = run.plan.task.model()
+    expected = hand_written(run, torch.optim.SGD(model.parameters(), lr=0.1), model, steps=43)
+    torch.testing.assert_close(weights(run), expected, rtol=1e-4, atol=1e-6)
+    assert run.ledger.per_worker()[0]["used"] == len(run.plan.shards[0])
+
+
+def test_local_steps_are_sgd_at_every_worker_and_an_average():
+    """ADPSGD's loop with constant p, written out: local momentum, averaging of weights every p steps."""
+    run = finished(period={"name": "constant", "p": 4}, optimizer={"lr": 0.05, "momentum": 0.9})
+    plan = run.plan
+    seed_torch("model", 0)
+    common = plan.task.model()
+    models = [plan.task.model() for _ in range(4)]
+    for model in models:
+        model.load_state_dict(common.state_dict())
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+    orders = [plan.order.sequence(worker, 0) for worker in range(4)]
+    for step in range(75):
+        for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            inputs, targets = plan.task.train.batch(plan.shards[worker][orders[worker][step * 5 : step * 5 + 5]])
+            squares = sum(p.square().sum() for p in model.parameters())
+            loss = nn.functional.cross_entropy(model(inputs), targets) + plan.task.l2 / 2 * squares
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if (step + 1) % 4 == 0 or step == 74:
+            with torch.no_grad():
+                for group in zip(*(m.parameters() for m in models), strict=True):
+                    mean = torch.stack(list(group)).mean(0)
+                    for p in group:
+                        p.copy_(mean)
+    expected = torch.cat([p.detach().reshape(-1) for p in models[0].parameters()])
+    assert run.averages.count == 19  # 18 of four steps and a closing one of three
+    torch.testing.assert_close(weights(run), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_period_one_is_full_communication():
+    options = {"optimizer": {"lr": 0.1, "momentum": 0.9}}
+    full, one = finished(**options), finished(period={"name": "constant", "p": 1}, **options)
+    torch.testing.assert_close(weights(one), weights(full), rtol=1e-4, atol=1e-6)
+
+
+SHIFTED = {"name": "simulated", "delay": "shifted-exponential(1, 1)"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"name": "k-async", "k": 4}, {"name": "k-sync", "k": 4}),
+        ({"name": "k-batch-sync", "k": 1}, {"name": "k-sync", "k": 1}),
+        ({"name": "k-batch-async", "k": 1}, {"name": "k-async", "k": 1}),
+    ],
+)
+def test_paces_that_must_be_the_same_are_the_same_bit_for_bit(one, other):
+    a, b = finished(pace=one, cluster=SHIFTED), finished(pace=other, cluster=SHIFTED)
+    assert torch.equal(weights(a), weights(b))
+    assert a.cluster.now == b.cluster.now
+    assert [r["train_loss"] for r in a.records] == [r["train_loss"] for r in b.records]
+
+
+def test_the_learning_rate_drops_at_the_milestone_step():
+    schedule = {"name": "MultiStepLR", "milestones": [0.5], "gamma": 0.1}
+    run = training(period={"name": "constant", "p": 3}, optimizer={"lr": 1.0, "schedule": schedule}, stop={"epochs": 2})
+    rates: list[float] = []
+    apply = run._apply
+
+    def watched(update):
+        rates.extend(next(r.stint.rates for r in update.reports if r.stint.worker == 0))
+        apply(update)
+
+    run._apply = watched
+    run.run()
+    assert len(rates) == 150
+    assert rates == pytest.approx([1.0] * 75 + [0.1] * 75)
+
+
+class Exploding(nn.Module):
+    """Gives a NaN for inputs that carry a mark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) / (inputs[:, :1] < 100)
+
+
+def marked_task(share: float) -> Task:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 2, generator=generator)
+    inputs[: int(64 * share), 0] = 1000.0
+    targets = (inputs[:, 1] > 0).long()
+    return Task(name="marked", model=Exploding, train=(inputs, targets), test=(inputs[-8:], targets[-8:]))
+
+
+@pytest.mark.parametrize("period", ["full", {"name": "constant", "p": 2}])
+def test_a_report_that_is_not_finite_is_refused_and_the_others_count(period):
+    run = training(marked_task(1 / 64), workers=4, batch=4, period=period, stop={"epochs": 1})
+    run.evaluator = None
+    run._evaluate = lambda: run.records.append({"train_loss": 0.0})
+    assert run.run() == "done"
+    assert bool(torch.isfinite(weights(run)).all())
+    refused = run.ledger.total("refused")
+    assert refused == (4 if period == "full" else 8)
+    assert refused + run.ledger.total("used") == 64
+
+
+def test_a_run_of_nothing_but_nan_ends_as_diverged():
+    run = training(marked_task(1.0), workers=4, batch=4, stop={"epochs": 1})
+    assert run.run() == "diverged"
+    assert run.version == 0
+
+
+def test_a_learning_rate_far_too_large_ends_as_diverged():
+    run = training(task=None, optimizer={"lr": 1e30}, stop={"epochs": 3})
+    assert run.run() == "diverged"
+    assert not np.isfinite(run.records[-1]["train_loss"])
+
+
+def test_weight_versions_are_kept_only_while_someone_holds_them():
+    run = training(workers=100, batch=1, pace={"name": "k-async", "k": 50}, cluster=SHIFTED)
+    held = []
+    run.run(lambda r: held.append(len(r.versions)) or True)
+    assert max(held) < 12  # far fewer than the 100 workers
+
+
+def test_stale_reports_are_dropped_and_counted():
+    run = finished(
+        pace={"name": "k-batch-async", "k": 1, "max_staleness": 2},
+        cluster={**SHIFTED, "slow": {"3": 10.0}},
+    )
+    assert run.ledger.total("dropped") > 0
+    assert run.ledger.max_staleness <= 2
+    slow = run.ledger.per_worker()[3]  # ten times as long: every report of it is far more than 2 updates old
+    assert slow["used"] == 0
+    assert slow["dropped"] > 0
+
+
+def test_late_results_are_ignored_and_their_units_come_again():
+    run = finished(pace={"name": "k-batch-sync", "k": 4, "late": "ignore"}, cluster=SHIFTED)
+    assert run.ledger.total("cancelled") > 0
+    for worker in range(4):
+        counts = run.ledger.counts["used"][worker]
+        assert counts.max() - counts.min() <= 1

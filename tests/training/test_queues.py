@@ -1,0 +1,61 @@
+"""Queues: every epoch of every worker is its order, whatever is given back and wherever it is resumed."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hemiola.order import RandomReshuffling
+from hemiola.training.queues import Queues
+
+
+def queues(sizes, units_per_batch=2, lockstep=False, epochs=None):
+    order = RandomReshuffling()
+    order.begin(sizes, seed=0, lockstep=lockstep)
+    return Queues(order, sizes, units_per_batch, lockstep, epochs)
+
+
+@given(
+    size=st.integers(1, 9),
+    units_per_batch=st.integers(1, 4),
+    moves=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), max_size=40),
+)
+def test_what_is_used_is_the_order_epoch_after_epoch(size, units_per_batch, moves):
+    queue = queues([size], units_per_batch)
+    used: list[int] = []
+    for steps, cancelled, resumed in moves:
+        if resumed:
+            state = queue.state_dict()
+            queue = queues([size], units_per_batch)
+            queue.load_state_dict(state)
+        batches = queue.take(0, steps)
+        assert len(batches) == steps
+        if cancelled:
+            queue.give_back(0, batches)
+        else:
+            used += [unit for batch in batches for unit in batch.units]
+    expected = np.concatenate([queue.order.sequence(0, epoch) for epoch in range(len(used) // size + 1)])
+    assert used == list(expected[: len(used)])
+
+
+def test_in_lockstep_the_smaller_shard_rests_at_the_end_of_each_epoch():
+    queue = queues([3, 2], units_per_batch=1, lockstep=True, epochs=2)
+    taken = [[len(queue.take(worker, 1)) for _ in range(7)] for worker in (0, 1)]
+    assert taken == [[1, 1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 0, 0]]
+
+
+def test_a_stint_is_cut_where_the_run_ends():
+    queue = queues([5], units_per_batch=1, lockstep=True, epochs=1)
+    assert [len(queue.take(0, 4)), len(queue.take(0, 4))] == [4, 1]
+
+
+def test_the_last_batch_of_an_epoch_is_short_and_never_reaches_into_the_next():
+    queue = queues([5], units_per_batch=2)
+    batches = queue.take(0, 6)
+    assert [(batch.epoch, batch.position, len(batch.units)) for batch in batches] == [
+        (0, 0, 2),
+        (0, 2, 2),
+        (0, 4, 1),
+        (1, 0, 2),
+        (1, 2, 2),
+        (1, 4, 1),
+    ]
