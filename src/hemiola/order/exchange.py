@@ -76,6 +76,8 @@ class Exchange:
             self._rows[at : at + len(part)] = part
             self._known[at : at + len(part)] = 1
             position += len(part)
+            if position == min(self._start + self._size, self._units):
+                self._launch()
 
     def finish(self) -> None:
         """End the epoch: exchange what is left and show it to the policy. Every rank calls this."""

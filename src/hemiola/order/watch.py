@@ -4,9 +4,10 @@ A batch counts when a gradient comes back through a forward pass made in trainin
 evaluation pass, or a loss that is only looked at, does not. The DataLoader runs ahead of the loop, so what counts is
 the order of these passes, not what the sampler has handed out.
 
-Rows come from one of two places. Where a batch lies within one unit, from the **micro-batch** gradient, taken as each
-parameter's gradient arrives, before it is accumulated and before DistributedDataParallel averages it. Otherwise from
-**each example**, by the hooks of ``ghost.py``.
+Rows come from one of two places. Ghosts, and whole gradients where a batch holds several units, come from **each
+example**, by the hooks of ``ghost.py``. Where a batch lies within one unit, whole gradients come from the
+**micro-batch**, taken as each parameter's gradient arrives, before it is accumulated and before
+DistributedDataParallel averages it.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Watch:
         self._parameters = parameters
         self._passes: list[_Pass] = []
         self._fold: Exact | Fold | None = None
+        self._verified = spec is not None and spec.kind == "ghost"
+        self._told = False
         self.recorder: Recorder | None = None
         self.dtype = working_type(parameters[0])
         self.width = 0
@@ -174,11 +177,11 @@ class Watch:
         self._passes.append(each)
         if self._spec is None or not self._trainee.wants_rows():
             return
-        if self.recorder is None and self._fold is None:
-            self._choose(each.examples)
-        if self.recorder is not None:
+        if self._spec.kind == "ghost" or not (self._trainee.fits_units(each.examples) or self._blurs(each.examples)):
+            assert self.recorder is not None
             each.recording = self.recorder.start(each.examples)
-        else:
+        if self._spec.kind != "ghost" and not (each.recording is not None and self._verified):
+            self._hook_parameters()
             each.gradients = {}
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -193,22 +196,29 @@ class Watch:
 
             answer.register_hook(reached)  # type: ignore[no-untyped-call]
 
-    def _choose(self, examples: int) -> None:
-        """Micro-batch or each example, from the first batch."""
+    def _blurs(self, examples: int) -> bool:
+        """Whether the units of a batch that holds several must share its gradient; otherwise there is a recorder."""
         assert self._spec is not None
-        if not self._trainee.fits_units(examples):
+        if self.recorder is None and not self._told:
             self.recorder = Recorder(self._model, self._spec, self._seed, self._share)
-            if not self.recorder.left_out:
-                return
-            names = ", ".join(self.recorder.left_out)
-            self.recorder.close()
-            raise InputError(
-                f"a batch of {examples} examples holds several units and hooks cannot tell their whole gradients apart "
-                f"in {names}; use sketch = 'ghost:4', or unit = the batch size"
-            )
-        self._fold = build_sketch(self._spec, sum(p.numel() for p in self._parameters), self._seed)
-        for number, p in enumerate(self._parameters):
-            self._remove.append(p.register_hook(self._arrival(number)).remove)  # type: ignore[no-untyped-call]
+            if self.recorder.left_out:
+                names = ", ".join(self.recorder.left_out)
+                self.recorder.close()
+                self.recorder = None
+                if self._fold is None:
+                    raise InputError(
+                        f"a batch of {examples} examples holds several units and hooks cannot tell their whole "
+                        f"gradients apart in {names}; use sketch = 'ghost:4', or unit = the batch size"
+                    )
+            self._told = True
+        return self.recorder is None
+
+    def _hook_parameters(self) -> None:
+        if self._fold is None:
+            assert self._spec is not None
+            self._fold = build_sketch(self._spec, sum(p.numel() for p in self._parameters), self._seed)
+            for number, p in enumerate(self._parameters):
+                self._remove.append(p.register_hook(self._arrival(number)).remove)  # type: ignore[no-untyped-call]
 
     def _arrival(self, number: int) -> Callable[[Tensor], None]:
         def arrived(gradient: Tensor) -> None:
@@ -219,18 +229,37 @@ class Watch:
         return arrived
 
     def _rows(self, each: _Pass) -> Tensor | None:
-        if each.recording is not None and self.recorder is not None:
-            if not each.recording.reached:
-                return None
-            # The loss is a mean over the batch, so each signal is 1/N of what the example's own loss would send back.
-            return self.recorder.rows(each.recording) * (each.examples / each.scale)
+        if each.recording is None or self.recorder is None:
+            gradient = self._gradient(each)
+            return None if gradient is None else gradient / each.scale
+        if not each.recording.reached:
+            return None
+        rows = self.recorder.rows(each.recording)
+        if not self._verified:
+            self._verify(rows, self._gradient(each))
+        # The loss is a mean over the batch, so each signal is 1/N of what the example's own loss would send back.
+        return rows * (each.examples / each.scale)
+
+    def _gradient(self, each: _Pass) -> Tensor | None:
+        """The sketched gradient of a whole batch."""
         if not each.gradients or self._fold is None:
             return None
         parts = [
             each.gradients[number].reshape(1, -1) if number in each.gradients else p.new_zeros(1, p.numel())
             for number, p in enumerate(self._parameters)
         ]
-        return self._fold.apply(torch.cat(parts, 1).to(self.dtype)) / each.scale
+        return self._fold.apply(torch.cat(parts, 1).to(self.dtype))
+
+    def _verify(self, rows: Tensor, gradient: Tensor | None) -> None:
+        """Once: do the examples' whole gradients add up to the batch's?"""
+        if gradient is None or not bool(torch.isfinite(gradient).all()):
+            return
+        if (rows.sum(0) - gradient[0]).norm() > 1e-2 * rows.norm(dim=1).sum():
+            raise InputError(
+                "hooks cannot tell whole gradients of each example in the watched model: it uses weights outside of "
+                "their layers; use sketch = 'ghost:4', or unit = the batch size"
+            )
+        self._verified = True
 
 
 def _first_tensor(found: Any, good: Callable[[Tensor], bool]) -> Tensor | None:
