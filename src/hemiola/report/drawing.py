@@ -87,5 +87,6 @@ def _specifications(runs: tuple[str, ...]) -> dict[str, Any]:
 def _short(value: object) -> object:
     """Five significant digits, null for what is not finite."""
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        rounded = float(f"{value:.5g}")  # may round up to infinity
+        return rounded if math.isfinite(rounded) else None
     return value

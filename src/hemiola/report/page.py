@@ -121,7 +121,7 @@ def _results(folder: Folder, summary: Summary) -> str:
         "any within its deviation."
     )
     if summary.swept:
-        note += f" Each run is shown at the point of the sweep with its lowest {words.NAMES[summary.objective][1]}."
+        note += f" Each run is shown at the point of the sweep with its lowest {words.OBJECTIVES[summary.objective]}."
     return section("Results", note, _run_table(folder, summary, columns))
 
 
@@ -343,7 +343,7 @@ def _sweep(summary: Summary) -> str:
                 text += f" <small>{escape(ended.seeds)}</small>"
             cells.append((text, "number best" if run.best.point == at and run.best.counts["done"] else "number"))
         rows.append((escape(words.point(at)), cells))
-    note = f"Final {words.NAMES[summary.objective][1]} at every point; each run's best in bold on a tint."
+    note = f"Final {words.OBJECTIVES[summary.objective]} at every point; each run's best in bold on a tint."
     return section("The sweep", note, html_table("Point", [run.name for run in summary.runs], rows, numeric=True))
 
 

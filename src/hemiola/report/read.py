@@ -8,6 +8,7 @@ cannot be read at all is an `InputError` that names the file.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -248,7 +249,7 @@ def _rows(path: Path) -> Iterator[Row]:
     if not path.exists():  # nothing has finished yet
         return
     try:
-        lines = list(csv.DictReader(_text(path).splitlines(), restkey="", restval=""))
+        lines = list(csv.DictReader(io.StringIO(_text(path), newline=""), restkey="", restval=""))
     except csv.Error as error:
         raise InputError(f"{path} is not CSV: {error}") from None
     for at, line in enumerate(lines, start=2):

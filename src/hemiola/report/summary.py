@@ -243,7 +243,7 @@ def sentences(folder: Folder, summary: Summary) -> list[str]:
         return ["No run has results yet."]
     base, *others = summary.runs
     objective = summary.objective
-    name = words.NAMES[objective][1]
+    name = words.OBJECTIVES[objective]
     base_curve = curve(folder, base.name, base.best.point)
     line = base_curve.line("epochs", objective)
     if not base.best.counts["done"] or not line:
@@ -264,7 +264,7 @@ def _compare(
 ) -> str:
     if not run.best.counts["done"]:
         return _unfinished(run)
-    name = words.NAMES[summary.objective][1]
+    name = words.OBJECTIVES[summary.objective]
     own = curve(folder, run.name, run.best.point)
     values = own.line("epochs", summary.objective)
     if not values:

@@ -8,28 +8,30 @@ from typing import Any
 
 from hemiola.report.read import Point, table
 
-# What each measure is called: (short name for a column or an axis, the same within a sentence).
-NAMES: dict[str, tuple[str, str]] = {
-    "train_gap": ("gap f − f*", "gap"),
-    "train_loss": ("training loss", "training loss"),
-    "test_loss": ("test loss", "test loss"),
-    "test_metric": ("test metric", "test metric"),
-    "epochs": ("epochs", "epochs"),
-    "seconds": ("cluster time", "cluster time"),
-    "bytes_per_worker": ("sent per worker", "bytes"),
-    "updates": ("updates", "updates"),
-    "averagings": ("averagings", "averagings"),
-    "mean_period": ("mean period", "mean period"),
-    "weighted_spread": ("weighted spread", "weighted spread"),
-    "mean_staleness": ("mean staleness", "mean staleness"),
-    "max_staleness": ("largest staleness", "largest staleness"),
-    "mean_update_seconds": ("time per update", "time per update"),
-    "units_cancelled": ("units cancelled", "units cancelled"),
-    "units_dropped": ("units dropped", "units dropped"),
-    "idle_share": ("idle share", "idle share"),
-    "wasted_share": ("wasted share", "wasted share"),
-    "wall_seconds": ("wall-clock time", "wall-clock time"),
+# What each measure is called in a column or on an axis.
+NAMES: dict[str, str] = {
+    "train_gap": "gap f − f*",
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+    "test_metric": "test metric",
+    "epochs": "epochs",
+    "seconds": "cluster time",
+    "bytes_per_worker": "sent per worker",
+    "updates": "updates",
+    "averagings": "averagings",
+    "mean_period": "mean period",
+    "weighted_spread": "weighted spread",
+    "mean_staleness": "mean staleness",
+    "max_staleness": "largest staleness",
+    "mean_update_seconds": "time per update",
+    "units_cancelled": "units cancelled",
+    "units_dropped": "units dropped",
+    "idle_share": "idle share",
+    "wasted_share": "wasted share",
+    "wall_seconds": "wall-clock time",
 }
+# What an objective is called within a sentence.
+OBJECTIVES = {"train_gap": "gap", "train_loss": "training loss"}
 
 _TIME = ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h"), (86400.0, "days"))
 _SIZE = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"), (1e15, "PB"))
@@ -113,7 +115,7 @@ def measure_name(measure: str, task: Mapping[str, Any]) -> str:
     """What a column or an axis is called; the metric by its own name."""
     if measure == "test_metric" and task.get("metric"):
         return f"test {task['metric']}"
-    return NAMES[measure][0]
+    return NAMES[measure]
 
 
 def listed(items: list[str]) -> str:
