@@ -56,8 +56,8 @@ def check_state(state: State, kind: str, facts: State) -> None:
 
 def as_rows(sketches: torch.Tensor) -> np.ndarray:
     """(units, k) on the CPU, in float64 if that is what they came in, else in float32."""
-    sketches = sketches.detach().cpu()
-    return (sketches if sketches.dtype == torch.float64 else sketches.float()).numpy()
+    dtype = torch.float64 if sketches.dtype == torch.float64 else torch.float32
+    return sketches.detach().to("cpu", dtype).numpy()
 
 
 class Balanced:
@@ -171,12 +171,11 @@ class Balanced:
         rows = as_rows(visit.sketches)
         rows = rows if fresh is None else rows[fresh]
         self._buffer.prepare(rows.shape[1], rows.dtype)
-        while len(rows):
-            if not self._buffer.space:
-                self._flush()
-            part, rows = rows[: self._buffer.space], rows[self._buffer.space :]
-            self._buffer.add(part, visit.worker, book, first, lean)
-            first += len(part)
+        while len(rows) > (space := self._buffer.space):
+            self._buffer.add(rows[:space], visit.worker, book, first, lean)
+            self._flush()
+            rows, first = rows[space:], first + space
+        self._buffer.add(rows, visit.worker, book, first, lean)
         if book.count == book.size and self._complete(book.epoch):
             self._flush()
             self._monitor.finish(book.epoch, self.total)
@@ -186,7 +185,10 @@ class Balanced:
         return 0.0 if self.shares else 1.0
 
     def _book(self, worker: int, epoch: int) -> Book | None:
-        return next((book for book in self._books[worker] if book.epoch == epoch), None)
+        for book in self._books[worker]:
+            if book.epoch == epoch:
+                return book
+        return None
 
     def _open_book(self, worker: int, epoch: int) -> Book:
         book = self._book(worker, epoch)

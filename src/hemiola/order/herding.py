@@ -44,10 +44,11 @@ def simulate_herding(order: str, m: int, n: int, d: int, rounds: int, seed: int,
         visited = np.stack([vectors[worker][sequence] for worker, sequence in enumerate(sequences)])
         bounds.append(float(np.abs(np.cumsum(visited.sum(0), 0)).max()))
         if policy.wants(0, epoch):
-            # Two units at a time give the same pairs in the same order as one, in half the calls.
-            rows = [torch.split(torch.from_numpy(of_worker), 2) for of_worker in visited]
-            for step in range((n + 1) // 2):
+            # A pair at a time gives the signs of a unit at a time; workers that balance alone may take all at once.
+            batch = 2 if policy.shares else n
+            rows = [torch.split(torch.from_numpy(of_worker), batch) for of_worker in visited]
+            for step in range(len(rows[0])):
                 for worker, sequence in enumerate(sequences):
-                    units = sequence[2 * step : 2 * step + 2]
+                    units = sequence[batch * step : batch * (step + 1)]
                     policy.observe(Visit(worker, epoch, units, rows[worker][step], local_steps=1))
     return bounds

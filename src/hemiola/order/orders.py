@@ -19,7 +19,7 @@ from hemiola.order.book import Book
 from hemiola.order.buffer import Item
 from hemiola.streams import stream
 
-DRIFT = 8.0  # units apart at which cd-grab trusts both sums alike; see docs/order.md for the runs that set it
+DRIFT = 16.0  # units apart at which workers balance alone; docs/order.md has the runs that set it
 LONG_STINT = 8
 
 # ----------------------------------------------------------------------------------------------- fixed by the seed
@@ -174,8 +174,8 @@ class CDGraB(Balanced):
 
     Coordination needs lockstep. When workers are not at the same place of their epochs at the same time, a sum of
     theirs that is kept short by place is long in time, and balancing alone is better. So signs lean from s to the
-    worker's own sum, by ``drift / (drift + DRIFT)`` where drift is how many units the other workers are away on
-    average, and by at least a half after stints of more than `LONG_STINT` local steps.
+    worker's own sum, by ``drift / DRIFT`` up to 1, where drift is how many units the other workers are away on
+    average, and by at least a half (s plus own sum) in stints of more than `LONG_STINT` local steps.
     """
 
     kind = "cd-grab"
@@ -197,7 +197,7 @@ class CDGraB(Balanced):
         if not self._lockstep:
             # Reports arrive one after the other, so even in step the others are up to a stint away.
             drift = max(0.0, self._drift(worker) - units * visit.local_steps)
-            lean = max(lean, drift / (drift + DRIFT))
+            lean = max(lean, min(1.0, drift / DRIFT))
         return lean
 
     def _drift(self, worker: int) -> float:
