@@ -144,6 +144,7 @@ class Roster:
         self.seats = [Seat(worker, actor) for worker, actor in enumerate(actors)]
         self._device = setup.device
         self._slowest = 0.0
+        self._next_look = 0.0  # when deadlines are looked at again
         try:
             self._setup = self.ray.put(setup)
         except TypeError as error:
@@ -189,7 +190,11 @@ class Roster:
         watched = {seat.reference: seat for seat in self.seats if seat.reference is not None}
         ready, _ = self.ray.wait(list(watched), num_returns=min(wanted, len(watched)), timeout=TICK_SECONDS)
         events = [self._look(watched[reference]) for reference in ready]
-        return events or [event for seat in watched.values() if (event := self._overdue(seat)) is not None]
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + TICK_SECONDS
+            silent = [seat for seat in self.seats if seat.stint is not None and seat.reference in watched]
+            events += [event for seat in silent if (event := self._overdue(seat)) is not None]
+        return events
 
     def _look(self, seat: Seat) -> Event:
         errors = self.ray.exceptions
@@ -208,16 +213,17 @@ class Roster:
         return Event(seat, "finished", outcome)
 
     def _overdue(self, seat: Seat) -> Event | None:
-        if seat.stint is None:
-            return None
         taken = time.monotonic() - seat.started
+        if taken <= seat.deadline or self.ray.wait([seat.reference], timeout=0)[0]:
+            return None  # It has time, or it has answered and was not looked at yet.
         if taken > 2 * seat.deadline:
             self.ray.kill(seat.actor)
             return self._died(seat, f"did not answer for {taken:.1f} s")
-        if taken > seat.deadline and not seat.hung:
-            self.hangs += 1
-            return Event(seat, "hung")
-        return None
+        if seat.hung:
+            return None
+        self.hangs += 1
+        log.warning("worker %d has not answered for %.1f s; nobody waits for it any more", seat.worker, taken)
+        return Event(seat, "hung")
 
     def _died(self, seat: Seat, why: str) -> Event:
         """Replace a dead actor, or leave the seat empty if it died too often; the stint is the caller's to see to."""
