@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hemiola.errors import InputError
@@ -256,6 +258,7 @@ def refused(rank, group):
         "count": (nn.Sequential(*[nn.Linear(2, 2) for _ in range(1 + (rank == 1))]), 0.1),
         "rate": (nn.Linear(2, 2), 0.1 + 0.1 * (rank == 1)),
         "sync": (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), 0.1),
+        "sharded": (fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (4,))), 0.1),
     }
     result = {}
     for name, (model, lr) in cases.items():
@@ -378,7 +381,7 @@ def measured(rank, group):
     true_spread = (torch.stack(everyone).double() - true_mean).square().sum(1).mean().item()
     result = {"spread": true_spread, "movement": true_mean.square().sum().item(), "mean": true_mean}
     for wire, codec in WIRES.items():
-        mean = GroupMean(group, lossy=5000, exact=3, counted=5000, codec=codec, feedback=True)
+        mean = GroupMean(dist.group.WORLD, lossy=5000, exact=3, counted=5000, codec=codec, feedback=True)
         merged = mean(everyone[rank], torch.full((3,), float(rank)), [1.0, 1.0 / 3.0, -float(rank)])
         result[wire] = {
             "spread": merged.spread,

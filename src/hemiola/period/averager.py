@@ -215,7 +215,7 @@ class Averager:
             self._undo.pop()()
         self._entered = False
         if error is not None:
-            if self._roster is not None:
+            if self._roster is not None and not isinstance(error, RankLostError):  # then someone else left first
                 self._roster.leave(f"{type(error).__name__}: {error}")
             return
         self._land()

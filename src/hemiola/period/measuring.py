@@ -136,16 +136,15 @@ class Adaptive:
         if self._ramp is not None and not self._ramp.over:
             self._p = self._ramp.climb(seen)
             return
-        ratio = seen.spread / seen.lr
         if not self._calibration.over(seen.progress):
-            self._calibration.add(ratio)
+            self._calibration.add(seen.spread / seen.lr)
             return
         c2 = self._calibration.settle()
         if c2 is None:
-            self._calibration.add(ratio)
-        elif ratio < self.low * c2:
+            self._calibration.add(seen.spread / seen.lr)
+        elif seen.spread < self.low * seen.lr * c2:
             self._p = self._longer()
-        elif ratio > self.high * c2:
+        elif seen.spread > self.high * seen.lr * c2:
             self._p = self._shorter()
 
     def _longer(self) -> int:

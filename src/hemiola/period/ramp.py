@@ -10,18 +10,22 @@ from hemiola.contracts import Averaging, State
 # Averagings spent at each rung. The first half of them settles (momentum, the change of p), the second half is judged.
 RUNG = 6
 
-# Noise alone leaves S / movement unchanged when p doubles, common progress makes it smaller, workers that run apart at
-# most double it in theory; above this growth local steps pull the workers apart faster than they move them.
-APART = 1.5
+# When p doubles, noise alone leaves S / movement unchanged, common progress makes it smaller, and workers that pull in
+# different directions double it. Beyond that something else is wrong. (It also grows as training settles, and the loss
+# falls then: that is why the loss has the last word.)
+APART = 2.0
+
+# A training loss this much above that of the rung before is not noise: means of some hundred examples are compared.
+RISEN = 1.05
 
 
 class Ramp:
     """Climbs from p = 1 to ``start`` by doubling, and steps back for good when a rung does harm.
 
     The measure is S / ||mean change||^2: how far the workers are apart, in units of how far they went together. With n
-    workers and pure noise it is n - 1 at any p. A rung does harm when, against the rung before, this ratio grew by more
-    than `APART` and the training loss did not fall; where the loss is not known (NaN) the ratio decides alone. A rung
-    whose loss or spread is not finite does harm too.
+    workers and pure noise it is n - 1 at any p. A rung does harm when, against the rung before, the training loss has
+    risen by more than `RISEN`, or has not fallen while this ratio grew by more than `APART`. Where the loss is not known
+    (NaN) the ratio decides alone.
     """
 
     def __init__(self, start: int) -> None:
@@ -53,9 +57,8 @@ class Ramp:
     def _harms(self, now: tuple[float, float]) -> bool:
         if self._before is None:
             return False
-        apart = now[0] > APART * self._before[0]
-        fell = now[1] < self._before[1]
-        return apart and not fell
+        (ratio, loss), (ratio_before, loss_before) = now, self._before
+        return loss > RISEN * loss_before or (ratio > APART * ratio_before and not loss < loss_before)
 
     def state_dict(self) -> State:
         return {
