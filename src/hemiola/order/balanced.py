@@ -236,7 +236,8 @@ class Balanced:
     def _vectors(self, items: list[Item]) -> np.ndarray:
         """What is signed: in pair balance the difference of each pair."""
         rows = self._buffer.rows
-        return rows[[item.first for item in items]] - rows[[item.second for item in items]]
+        differences: np.ndarray = rows[[item.first for item in items]] - rows[[item.second for item in items]]
+        return differences
 
     # ------------------------------------------------------------------------------------------ log and state
 

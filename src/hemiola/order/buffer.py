@@ -110,7 +110,7 @@ class Buffer:
     def load_state_dict(self, state: State) -> None:
         """Restore what ``state_dict`` returned."""
         rows = state["rows"].numpy()
-        self.__init__(self._workers)  # type: ignore[misc]
+        self._rows = np.zeros((0, 0), np.float32)
         if rows.shape[1]:
             self.prepare(rows.shape[1], rows.dtype)
         self._rows[: len(rows)] = rows
