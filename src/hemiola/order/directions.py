@@ -32,7 +32,8 @@ def principal_directions(inputs: Tensor, rank: int) -> Tensor:
     if rows >= length:
         energies, vectors = torch.linalg.eigh(inputs.transpose(1, 2) @ inputs)
         found = vectors.flip(2)[:, :, :rank].transpose(1, 2)
-        return found * (energies.flip(1)[:, :rank] > 0).unsqueeze(2)
+        real = energies.flip(1)[:, :rank] > 0
+        return torch.where(real.unsqueeze(2), found, torch.zeros_like(found))
     energies, vectors = torch.linalg.eigh(inputs @ inputs.transpose(1, 2))
     energies, vectors = energies.flip(1)[:, :rank], vectors.flip(2)[:, :, :rank]
     real = energies > 1e-12 * energies[:, :1]

@@ -180,9 +180,9 @@ def _hook(recorder: Recorder, layer: Layer, slots: list[int], number: int) -> Ca
         recording = recorder.recording
         if recording is None or not output.requires_grad or not layer.fits(a, recording.examples):
             return
-        with torch.no_grad():
-            recorder.prepare(number, a)
-            kept = layer.capture(a.detach(), recording.examples)
+        a = a.detach()
+        recorder.prepare(number, a)
+        kept = layer.capture(a, recording.examples)
         output.register_hook(lambda b: recording.add(layer, slots, kept, b))  # type: ignore[no-untyped-call]
 
     if isinstance(layer, Convolution) and layer.directions and layer.groups == 1:
@@ -194,8 +194,7 @@ def _hook(recorder: Recorder, layer: Layer, slots: list[int], number: int) -> Ca
                 output: Tensor = plain(module, a)
                 watched(a, output)
                 return output
-            with torch.no_grad():
-                recorder.prepare(number, a)
+            recorder.prepare(number, a.detach())
 
             def deliver(kept: Tensor, b: Tensor) -> None:
                 recording.add(layer, slots, kept, b)
