@@ -58,17 +58,28 @@ def exponential_rule(start: int, workers: int, ratio: float) -> float:
     return (-c + math.sqrt(c * c + 4 * c * workers)) / 2
 
 
-def spacing_rule(start: int, spacings: Floats, ratio: float) -> int:
+def spacing_rule(start: int, spacings: Floats, ratio: float) -> float:
     """K-sync and K-async under measured delays, with T(K+1) - T(K), ``spacings[K - 1]``, for T'(K).
 
-    The smallest K with K^2 (T(K+1) - T(K)) >= K_0^2 (T(K_0+1) - T(K_0)) ratio; all P workers where no K reaches it, and
-    where one worker more than K_0 costs no time.
+    The smallest K with K^2 (T(K+1) - T(K)) >= K_0^2 (T(K_0+1) - T(K_0)) ratio, between whole numbers by interpolation,
+    so that it is rounded as the closed forms are: the smallest whole K is higher by a half on average, which slowed
+    AdaSync down in trials. Beyond P - 1 the cost is taken to grow like 1 / (P - K). All P workers where one more than
+    K_0 costs no time.
     """
-    costs = np.arange(1, len(spacings) + 1) ** 2 * spacings
+    workers = len(spacings) + 1
+    costs = np.arange(1, workers) ** 2 * spacings
     wanted = costs[start - 1] * ratio
+    if not wanted > 0:
+        return workers
     # Equality at K_0 itself must not be lost to rounding.
     enough = np.flatnonzero(costs >= wanted * (1 - 1e-9))
-    return int(enough[0]) + 1 if len(enough) and wanted > 0 else len(spacings) + 1
+    if not len(enough):
+        return float(workers - costs[-1] / wanted)
+    k = int(enough[0]) + 1
+    if k == 1:
+        return 1.0
+    below, above = costs[k - 2 : k]
+    return float(k - 1 + min(1.0, (wanted - below) / (above - below)))
 
 
 # ------------------------------------------------------------------------------------------------------- the policy
@@ -158,7 +169,7 @@ class AdaSync:
             return self.k
         self._ratio = (self._first.mean() - self._floor) / (loss - self._floor)
         if not self._counts_workers:
-            k: float = batch_rule(self.start, self._ratio)
+            k = batch_rule(self.start, self._ratio)
         elif "delays" in self.guards:
             k = spacing_rule(self.start, mean_spacings(self._delays.law(), self._workers), self._ratio)
         else:
