@@ -12,12 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from torch_ranks import TASKS, Job, train_here, train_on_ranks
 
+from hemiola.clusters import collective_group
 from hemiola.clusters.collective import LOGGED, _Sample, moment_names
 from hemiola.clusters.collective_group import Place
 from hemiola.errors import InputError
 from hemiola.experiment import Experiment
 from hemiola.optimizers import Optimizer
 from hemiola.pace.delays import read_trace
+from hemiola.runs import launching
 from hemiola.training import Training
 from hemiola.training.redeal import redeal
 
@@ -178,7 +180,7 @@ def test_a_new_deal_starts_where_the_old_one_was(tmp_path: Path) -> None:
     state["cluster"] = {
         "workers": 2,
         "seconds": 1.5,
-        "ranks": [{"runner": one, "mean": "owed", "slept": 9} for one in runners],
+        "ranks": [{"runner": one, "mean": "owed", "drawn": 9} for one in runners],
     }
     plan, make = Experiment(given | {"workers": 5}).cells[0].plan(None)
     new = Training(plan, make)
@@ -280,6 +282,25 @@ def test_cuda_is_refused_where_there_is_none() -> None:
         pytest.skip("this machine has CUDA")
     with pytest.raises(InputError, match="'cuda' is not available on this machine"):
         Experiment(SMALL | {"cluster": {"name": "torch", "device": "cuda"}})
+
+
+def test_machines_with_different_versions_are_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_group, "share", lambda value: value)
+    monkeypatch.setattr(collective_group, "gather", lambda mine: [mine, mine])
+    collective_group.check_same({"the experiment": "abc"})
+    monkeypatch.setattr(collective_group, "gather", lambda mine: [mine, mine | {"hemiola": "0.0.9"}])
+    with pytest.raises(
+        InputError, match=r"the machines differ in hemiola: \S+ on rank 0, 0\.0\.9 on rank 1; make them"
+    ):
+        collective_group.check_same({"the experiment": "abc"})
+
+
+def test_more_workers_than_cores_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(launching, "launch", lambda *_: True)
+    monkeypatch.setattr(launching.os, "sched_getaffinity", lambda _: {0, 1})
+    told: list[dict] = []
+    launching.run_ranks(Experiment(SMALL).cells[0], tmp_path, None, told.append, lambda: False)
+    assert told == [{"note": "4 workers share 2 cores: steps take longer than on machines of their own"}]
 
 
 def test_cells_of_a_torch_cluster_can_be_sent_to_its_ranks() -> None:

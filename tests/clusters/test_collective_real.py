@@ -51,6 +51,14 @@ device = "cpu"
 checkpoint_every_updates = 3
 delay = "constant(DELAY)"
 """
+ELASTIC = """
+elastic = true
+[[run]]
+name = "a"
+[[run]]
+name = "b"
+workers = 3
+"""
 
 
 @pytest.fixture
@@ -151,11 +159,9 @@ def test_no_process_is_left_behind(number: int, code: int, tmp_path: Path, impor
         assert "go on with: hemiola run" in (tmp_path / "output").read_text()
 
 
-def test_torchrun_goes_through_the_cells_together_and_resumes(tmp_path: Path, importable: None) -> None:
+def test_torchrun_goes_through_the_cells_together(tmp_path: Path, importable: None) -> None:
     file, out = tmp_path / "experiment.toml", tmp_path / "out"
-    file.write_text(
-        TOML.replace("EPOCHS", "2").replace("DELAY", "0.0001") + "[[run]]\nname = 'a'\n[[run]]\nname = 'b'\n"
-    )
+    file.write_text(TOML.replace("EPOCHS", "2").replace("DELAY", "0.0001") + ELASTIC)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "hemiola", "run", str(file), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)

@@ -85,7 +85,7 @@ class CollectiveCluster:
         period: Whether reports are gradients or changes of weights.
         exchange: How changes are sent.
         seed: Of the run.
-        delays: Sleeps before each stint, so that stragglers can be tried on one machine; None for none.
+        delays: The least time of a local step, so that stragglers can be tried on one machine; None for none.
 
     Attributes:
         wishes: What this rank asks for with the next update.
@@ -122,7 +122,7 @@ class CollectiveCluster:
         )
         self._seconds = 0.0
         self._exchange_seconds = 0.0
-        self._slept = 0
+        self._drawn = 0
         self._steps, self._exchanges = _Sample(), _Sample()
 
     @property
@@ -182,12 +182,12 @@ class CollectiveCluster:
         self._agree_on_directions(stint, wanted[stint.worker])
         began = time.perf_counter()
         start = self.work.read(stint.version)
-        self._sleep(len(stint.batches))
         if self.period.local:
             rows, finished = self.runner.changes([start], [stint], [wanted[stint.worker]])
         else:
             rows, finished = self.runner.gradients([start], [stint], [wanted[stint.worker][0]])
         exact = torch.cat([rows[0, size:], *(self._memory() if self._moments else [])])
+        self._sleep(len(stint.batches), began)
         seconds = time.perf_counter() - began
         return _Mine(
             rows[0, :size], exact, float(finished.finite[0]), finished.losses[0], seconds, finished.sketches[0]
@@ -198,10 +198,12 @@ class CollectiveCluster:
         whole = torch.cat([change, exact[: self._buffers]]).cpu().to(self.runner.initial.dtype)
         return whole * self.pace.weight(0, 0.0)
 
-    def _sleep(self, steps: int) -> None:
+    def _sleep(self, steps: int, began: float) -> None:
+        """Let the stint last as long as drawn, the draws being those of the simulated cluster."""
         if self.delays is not None:
-            time.sleep(self.delays.seconds(self.rank, self._slept, steps))
-            self._slept += steps
+            ends = began + self.delays.seconds(self.rank, self._drawn, steps)
+            self._drawn += steps
+            time.sleep(max(0.0, ends - time.perf_counter()))
 
     def _pass_time(self, stints: Sequence[Stint], seconds: np.ndarray, exchanged: np.ndarray) -> None:
         """Cluster time, from what everyone measured.
@@ -292,7 +294,7 @@ class CollectiveCluster:
 
     def state_dict(self) -> State:
         """All ranks must call this together. Whole on rank 0; elsewhere ``ranks`` is empty."""
-        mine = {"runner": self.runner.state_dict(), "mean": self.mean.state_dict(), "slept": self._slept}
+        mine = {"runner": self.runner.state_dict(), "mean": self.mean.state_dict(), "drawn": self._drawn}
         return {
             "kind": KIND,
             "version": VERSION,
@@ -309,7 +311,7 @@ class CollectiveCluster:
             raise InputError(f"the saved cluster had {state['workers']} workers, this one has {self.workers}")
         mine = state["ranks"][self.rank]
         self._seconds, self._exchange_seconds = state["seconds"], state["exchange_seconds"]
-        self._slept = mine["slept"]
+        self._drawn = mine["drawn"]
         self.runner.load_state_dict(mine["runner"])
         if mine["mean"] is not None:
             self.mean.load_state_dict(mine["mean"])

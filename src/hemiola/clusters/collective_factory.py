@@ -28,7 +28,7 @@ class TorchFactory:
         max_restarts: How often ``hemiola run`` starts all processes again, from the last checkpoint, when one has died.
             Under torchrun, torchrun's own --max-restarts says that.
         elastic: Under torchrun, train with as many processes as it has started, instead of insisting on ``workers``.
-        delay: Law of an extra sleep for every local step, as on the simulated cluster; none by default.
+        delay: Law of the least time of a local step, as on the simulated cluster: ranks sleep for what is left.
         slow: Factors on the delays of some workers, by number.
     """
 
@@ -92,6 +92,18 @@ class TorchFactory:
         )
         delays = self._delays(plan.seed)
         return CollectiveCluster(work, runner, plan.pace, plan.period, plan.exchange, plan.seed, delays)
+
+    def claim_device(self, local_rank: int) -> None:
+        """Give the process its GPU, if GPUs are used; before it joins its group."""
+        if self.device == "cuda":
+            import torch
+
+            if local_rank >= torch.cuda.device_count():
+                raise InputError(
+                    f"device: 'cuda' needs a GPU for every process; this machine has {torch.cuda.device_count()}, "
+                    f"and this is process {local_rank + 1}; start fewer here or use 'cpu'"
+                )
+            torch.cuda.set_device(local_rank)
 
     def check_world(self, world: int) -> None:
         """Refuse a group of another size than the experiment says."""

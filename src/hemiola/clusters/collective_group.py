@@ -76,8 +76,6 @@ def join(place: Place, backend: str, timeout: float, meeting: Path | None = None
         meeting: A file that does not exist yet, through which processes of one machine find each other without a
             listening store; without it, through MASTER_ADDR and MASTER_PORT.
     """
-    if backend == "nccl":
-        torch.cuda.set_device(place.local_rank)
     dist.init_process_group(
         backend,
         init_method="env://" if meeting is None else f"file://{meeting.absolute()}",

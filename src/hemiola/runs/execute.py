@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from hemiola.clusters.collective_group import Place
+from hemiola.clusters.collective_group import ContactLost, Place
 from hemiola.clusters.table import REAL
 from hemiola.contracts import Task
 from hemiola.errors import InputError
@@ -70,7 +71,8 @@ def run_experiment(
         resume: Go on with what the folder already holds.
         display: Shows progress; None for silence.
     """
-    if (place := Place.find()) is not None:
+    place = Place.find()
+    if place is not None and any(torch_factory(cell) is not None for cell in experiment.cells):
         return _run_as_rank(place, experiment, folder, data, resume, display or Display.silent())
     facts = check_with_data(experiment, data)
     store = Store(folder, experiment)
@@ -117,12 +119,15 @@ def _run_as_rank(
                 display.ended(cell, ended, result, time.monotonic() - began)
                 if result is None:
                     break
+        crew.close()
         if not crew.first:
             return Outcome(0, len(cells), [], False)
         return Outcome(store.assemble(), len(cells), [], stop.is_set())
+    except ContactLost as lost:
+        print(f"hemiola: {lost}; go on from the last checkpoint with --resume", file=sys.stderr)
+        sys.exit(1)
     finally:
         store.close()
-        crew.close()
 
 
 def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]:

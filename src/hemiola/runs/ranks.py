@@ -126,6 +126,7 @@ def main(meeting: Path) -> int:
         cell, data, folder = pickle.loads((meeting / "cell").read_bytes())
         factory = torch_factory(cell)
         assert factory is not None
+        factory.claim_device(place.local_rank)
         join(place, factory.backend, factory.timeout, meeting / f"group-{place.restarts}")
         watch = RankWatch(
             folder,
@@ -182,6 +183,8 @@ class Crew:
         backends = {factory.backend for factory in self._factories.values()}
         if len(backends) > 1:
             raise InputError("cluster.backend: all runs of one torchrun share one group, got both 'gloo' and 'nccl'")
+        for factory in self._factories.values():
+            factory.claim_device(place.local_rank)
         join(place, backends.pop(), max(factory.timeout for factory in self._factories.values()))
         given = json.dumps(facts, sort_keys=True, default=str)
         check_same({"the experiment": hashlib.sha256(given.encode()).hexdigest()[:12]})

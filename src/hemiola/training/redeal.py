@@ -52,7 +52,7 @@ def _redeal_cluster(cluster: State, workers: int) -> State:
     mean = _mean_optimizer(known) if known else None
     shared = {"unit_gradients": runners[0]["unit_gradients"]}
     ranks = [
-        {"runner": {"local": {} if mean is None else {worker: mean}, **shared}, "mean": None, "slept": 0}
+        {"runner": {"local": {} if mean is None else {worker: mean}, **shared}, "mean": None, "drawn": 0}
         for worker in range(workers)
     ]
     return cluster | {"workers": workers, "ranks": ranks}
