@@ -159,7 +159,7 @@ def test_a_rank_that_is_not_finite_is_left_out(results):
 
 
 def test_overlap_follows_the_definition(results):
-    """w_i += mean - snapshot_i two steps after the snapshot; the reference simulates four ranks with one weight each."""
+    """w_i += mean - snapshot_i two steps after the snapshot; the reference simulates four ranks of one weight each."""
     ranks = results("overlapped")
     w, target = np.ones(4), np.arange(4.0)
     path, snapshot, due, local = [], None, None, 0

@@ -15,8 +15,8 @@ RUNG = 6
 # falls then: that is why the loss has the last word.)
 APART = 2.0
 
-# A training loss this much above that of the rung before is not noise: means of some hundred examples are compared.
-RISEN = 1.05
+# A training loss above that of the rung before by this share is not noise: means of some hundred examples are compared.
+RISEN = 0.05
 
 
 class Ramp:
@@ -24,8 +24,8 @@ class Ramp:
 
     The measure is S / ||mean change||^2: how far the workers are apart, in units of how far they went together. With n
     workers and pure noise it is n - 1 at any p. A rung does harm when, against the rung before, the training loss has
-    risen by more than `RISEN`, or has not fallen while this ratio grew by more than `APART`. Where the loss is not known
-    (NaN) the ratio decides alone.
+    risen by the share `RISEN`, or has not fallen while this ratio grew by more than `APART`. Where the loss is not
+    known (NaN) the ratio decides alone.
     """
 
     def __init__(self, start: int) -> None:
@@ -58,7 +58,8 @@ class Ramp:
         if self._before is None:
             return False
         (ratio, loss), (ratio_before, loss_before) = now, self._before
-        return loss > RISEN * loss_before or (ratio > APART * ratio_before and not loss < loss_before)
+        risen = loss - loss_before > RISEN * abs(loss_before)
+        return risen or (ratio > APART * ratio_before and not loss < loss_before)
 
     def state_dict(self) -> State:
         return {
