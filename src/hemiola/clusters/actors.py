@@ -26,6 +26,7 @@ from hemiola.errors import InputError
 from hemiola.pace.delays import DelayStreams
 
 KIND, VERSION = "hemiola-ray", 1
+FEW_BYTES = 32 * 1024  # weights up to this size travel with every stint, which costs less than storing them
 TELEMETRY_LIMIT = 1000  # step times in one line of the log; more are thinned out evenly
 
 
@@ -77,7 +78,7 @@ class RayCluster:
         self._draws = [0] * self.workers
         self._seconds_before = 0.0  # cluster time before this process
         self._began: float | None = None
-        self._weights: tuple[int, Any] | None = None  # a version and its reference
+        self._weights: tuple[int, Any] | None = None  # a version, and it or its reference
         self._steps_measured: list[float] = []
         self._exchanges_measured: list[float] = []
         self._last_arrival = 0.0
@@ -143,10 +144,15 @@ class RayCluster:
             first = self._draws[seat.worker]
             sleeps = tuple(self.delays.seconds(seat.worker, first + i) for i in range(len(stint.batches)))
             self._draws[seat.worker] += len(stint.batches)
-        if self._weights is None or self._weights[0] != self.version:
-            self._weights = (self.version, self.engine.ray.put(self.work.read(self.version).numpy()))
         errand = Errand(stint, self.work.wants_sketches(stint), sleeps, seat.counted)
-        self.roster.send(seat, errand, self._weights[1])
+        self.roster.send(seat, errand, self._published())
+
+    def _published(self) -> Any:
+        """The weights of the present version as workers get them: once in the object store, unless they are few."""
+        if self._weights is None or self._weights[0] != self.version:
+            weights = self.work.read(self.version).numpy()
+            self._weights = (self.version, weights if weights.nbytes <= FEW_BYTES else self.engine.ray.put(weights))
+        return self._weights[1]
 
     def _take(self, event: Event, this: _Round) -> None:
         """Take note of what happened to a worker."""

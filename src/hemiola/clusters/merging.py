@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,4 +38,4 @@ def spread_of(rows: Sequence[Tensor]) -> float:
 
 def all_finite(vector: Tensor) -> bool:
     """Whether every number is finite. A finite sum says so in one pass; only a sum that is not needs a second look."""
-    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+    return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())

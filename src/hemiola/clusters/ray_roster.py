@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from hemiola.clusters.ray_engine import Engine
-from hemiola.clusters.ray_worker import Errand, Outcome, Setup, Worker
+from hemiola.clusters.ray_worker import Errand, Outcome, Setup, Worker, pack_errand
 from hemiola.contracts import State, Stint
 from hemiola.errors import InputError
 
@@ -171,7 +171,8 @@ class Roster:
     def send(self, seat: Seat, errand: Errand, weights: Any) -> None:
         """Give a free worker a stint."""
         momentum, seat.momentum = seat.momentum, None
-        seat.reference = seat.actor.run.remote(errand, weights, momentum)
+        told = () if momentum is None else (momentum,)
+        seat.reference = seat.actor.run.remote(pack_errand(errand), weights, *told)
         seat.stint = errand.stint
         seat.started = time.monotonic()
         slowest = PATIENCE * self._slowest * len(errand.stint.batches) + sum(errand.sleeps)
@@ -279,10 +280,12 @@ def _answers(engine: Engine, references: list[Any]) -> list[Any]:
     except ray.exceptions.RayTaskError as error:
         raise _plain(error) from None
     except ray.exceptions.RayActorError as error:
-        text = " ".join(str(error).split())
-        if "No module named 'hemiola'" in text:
-            raise InputError("a node of the Ray cluster has no hemiola; install it on every node") from None
-        raise RuntimeError(f"a worker died while it started: {text[:300]}") from None
+        reason = str(error).strip().splitlines()[-1].strip()
+        if "No module named" in reason:
+            raise InputError(
+                f"a node of the Ray cluster lacks what the run needs ({reason}); install it on every node"
+            ) from None
+        raise RuntimeError(f"a worker died while it started: {reason}") from None
 
 
 def _plain(error: Any) -> Exception:
