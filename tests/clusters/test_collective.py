@@ -20,6 +20,7 @@ from hemiola.experiment import Experiment
 from hemiola.optimizers import Optimizer
 from hemiola.pace.delays import read_trace
 from hemiola.runs import launching
+from hemiola.runs import ranks as rank_side
 from hemiola.training import Training
 from hemiola.training.redeal import redeal
 
@@ -293,6 +294,20 @@ def test_machines_with_different_versions_are_told_which(monkeypatch: pytest.Mon
         InputError, match=r"the machines differ in hemiola: \S+ on rank 0, 0\.0\.9 on rank 1; make them"
     ):
         collective_group.check_same({"the experiment": "abc"})
+
+
+def test_ranks_that_have_come_apart_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, make = Experiment(SMALL | {"cluster": "simulated"}).cells[0].plan(None)
+    training = Training(plan, make)
+    training.run(lambda now: now.version < 3)
+    digests: list[int] = []
+    monkeypatch.setattr(rank_side, "gather", digests.append)
+    monkeypatch.setattr(rank_side, "share", lambda _: list(digests))
+    rank_side.check_agreement(training)
+    rank_side.check_agreement(training)
+    training.versions[3][0] += 1e-6
+    with pytest.raises(RuntimeError, match="at update 3 weights or orders of rank 2 differ from rank 0's"):
+        rank_side.check_agreement(training)
 
 
 def test_more_workers_than_cores_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

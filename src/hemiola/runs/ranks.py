@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 from hemiola.clusters.collective import CollectiveCluster, Wishes
 from hemiola.clusters.collective_factory import TorchFactory
-from hemiola.clusters.collective_group import ContactLost, Place, check_same, join, leave, share
+from hemiola.clusters.collective_group import ContactLost, Place, check_same, gather, join, leave, share
 from hemiola.clusters.launch import end_with_parent
 from hemiola.errors import InputError
 from hemiola.experiment import Cell
@@ -68,6 +69,7 @@ class RankWatch:
         if self.folder is not None and (
             cluster.granted.stop or cluster.granted.checkpoint or (every and training.version % every == 0)
         ):
+            check_agreement(training)
             state = training.state_dict()
             if cluster.rank == 0:
                 save_checkpoint(self.folder, state)
@@ -84,6 +86,26 @@ class RankWatch:
             self._next_message = now + PROGRESS_SECONDS
             loss = training.records[-1]["train_loss"]
             self.tell({"progress": training.progress, "updates": training.version, "loss": loss})
+
+
+def check_agreement(training: Training) -> None:
+    """Compare weights and orders of all ranks; all must call this.
+
+    Every rank computes them by itself, from the same numbers. Machines of different make may round differently, and a
+    run that went on with ranks apart would be worth nothing.
+    """
+    weights = training.versions[training.version]
+    digest = zlib.crc32(weights.numpy().tobytes())
+    for worker, queue in enumerate(training.queues.state_dict()["queues"]):
+        digest = zlib.crc32(training.plan.order.sequence(worker, queue["epoch"]).tobytes(), digest)
+    everyone = share(gather(digest))
+    apart = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
+    if apart:
+        who = ", ".join(map(str, apart))
+        raise RuntimeError(
+            f"at update {training.version} weights or orders of rank {who} differ from rank 0's; "
+            "their machines round differently: use machines of one kind"
+        )
 
 
 def train_as_rank(cell: Cell, data: Path | None, folder: Path | None, watch: RankWatch) -> Result | None:
