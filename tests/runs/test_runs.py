@@ -105,7 +105,9 @@ def test_interrupted_and_resumed_it_ends_the_same(whole, tmp_path, number):
     kept = {path: path.stat().st_mtime_ns for path in cells.glob("*/result.json")}
     assert kept
     _wait_until_nobody_works_in(out)
-    assert hemiola_run(file, out, "--resume").wait(timeout=300) == 0
+    resumed = hemiola_run(file, out, "--resume")
+    _, errors = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, errors
     assert rows(out) == rows(whole)
     assert log(out) == log(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "a finished part was computed again"

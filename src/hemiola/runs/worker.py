@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
@@ -95,12 +96,13 @@ def work_on(cell: Cell, folder: Path, data: Path | None, pipe: Connection) -> No
         result = train_cell(cell, data, folder, watch)
         if result is not None:
             save_result(folder, result)
-        pipe.send({"ended": "stopped" if result is None else result.row["status"]})
+        ended = {"ended": "stopped" if result is None else result.row["status"]}
     except InputError as error:
-        pipe.send({"ended": "failed", "error": str(error)})
+        ended = {"ended": "failed", "error": str(error)}
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        pipe.send({"ended": "failed", "error": text, "traceback": traceback.format_exc()})
+        ended = {"ended": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    with contextlib.suppress(OSError):  # The parent may be gone; everything worth keeping is on disk.
+        pipe.send(ended)
 
 
 def train_cell(cell: Cell, data: Path | None, folder: Path | None = None, watch: _Watch | None = None) -> Result | None:
