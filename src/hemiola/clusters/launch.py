@@ -57,10 +57,11 @@ def launch(module: str, arguments: Sequence[str], workers: int, max_restarts: in
         rdzv_configs={"store_type": "file"},
         local_addr="127.0.0.1",
         max_restarts=max_restarts,
-        signals_to_handle="SIGTERM",
         logs_specs=DefaultLogsSpecs(log_dir=str(meeting)),
     )
-    config.shutdown_timeout = SHUTDOWN_SECONDS  # not an argument before torch 2.9
+    # Not arguments in every torch since 2.6; those that do not know them handle SIGINT like SIGTERM and wait 30 s.
+    config.signals_to_handle = "SIGTERM"
+    config.shutdown_timeout = SHUTDOWN_SECONDS
     with _environment(workers), _own_signals():
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # It is all said in RanksFailed.
         try:
