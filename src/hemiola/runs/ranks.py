@@ -2,7 +2,7 @@
 
 Two ways lead here. `hemiola run` starts the processes of one cell itself (`runs/launching.py`); they call `main`. Under
 torchrun every process is a whole `hemiola run`, and goes through the experiment's cells in step with the others as a
-`Crew`. Rank 0 alone reads and writes files; what others need of them is sent, so no common file system is needed.
+`Crew`. Rank 0 alone reads and writes files; what others need of them is sent.
 """
 
 from __future__ import annotations
