@@ -119,6 +119,8 @@ class Cell:
             make_cluster = CLUSTERS[name](self.base, settings.workers, **checked)
         with _where("period"):
             exchange.check(period.local)
+            if exchange.overlap != 0 and not pace.lockstep:
+                raise InputError(f"overlap = {exchange.overlap!r} needs a pace whose updates wait for every worker")
         check_fit(name, pace, exchange)
         return order, period, pace, exchange, make_cluster
 

@@ -14,6 +14,7 @@ from hemiola.training import Training
 
 PERIOD_OPTIONS = {"constant": {"p": 3}, "decreasing": {"start": 4, "end": 1}, "post-local": {"switch": 0.5, "p": 3}}
 DELAY = {"name": "simulated", "delay": "shifted-exponential(1, 1)", "slow": {"0": 2.0}}
+LINK = {"bandwidth": "50 kbit/s", "latency": "1 ms"}
 BASE = {
     "task": "digits-logistic",
     "batch": 20,
@@ -39,7 +40,11 @@ TOGETHER = [
         ("id-grab", "id-pair-grab", "cd-grab", "cd-grab"), ("fp32", "bf16", "int8", "int4"), PACES, strict=True
     )
 ]
-ROWS = [BASE | row for row in ALONE + TOGETHER]
+OVERLAPPING = [
+    {"period": {"name": "constant", "p": 4, "overlap": overlap}, "workers": 5, "cluster": DELAY | {"link": LINK}}
+    for overlap in (2, "auto")
+]
+ROWS = [BASE | row for row in ALONE + TOGETHER + OVERLAPPING]
 
 
 def name_of(row: dict) -> str:

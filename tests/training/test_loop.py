@@ -211,3 +211,44 @@ def test_late_results_are_ignored_and_their_units_come_again():
     for worker in range(4):
         counts = run.ledger.counts["used"][worker]
         assert counts.max() - counts.min() <= 1
+
+
+def test_overlap_by_hand():
+    """Snapshot, go on for n steps, then w_i += mean - snapshot_i; written out for p = 3 and n = 2."""
+    run = training(workers=2, batch=50, period={"name": "constant", "p": 3, "overlap": 2}, stop={"epochs": 1})
+    plan = run.plan
+    orders = [plan.order.sequence(worker, 0) for worker in range(2)]
+
+    def gradient(weights: torch.Tensor, worker: int, step: int) -> torch.Tensor:
+        inputs, targets = plan.task.train.batch(plan.shards[worker][orders[worker][step * 50 : step * 50 + 50]])
+        w = weights.clone().requires_grad_()
+        outputs = inputs @ w[:640].view(10, 64).T + w[640:]
+        (nn.functional.cross_entropy(outputs, targets) + plan.task.l2 / 2 * w.square().sum()).backward()
+        return w.grad
+
+    mean = run.read(0).clone()
+    now = [mean.clone(), mean.clone()]
+    ends = None
+    for first in range(0, 15, 3):
+        for step in range(first, first + 3):
+            for worker in range(2):
+                now[worker] = now[worker] - 0.2 * gradient(now[worker], worker, step)
+                if ends is not None and step == first + 1:
+                    now[worker] = now[worker] + mean - ends[worker]
+        ends = [w.clone() for w in now]
+        mean = (now[0] + now[1]) / 2
+    assert run.run() == "done"
+    torch.testing.assert_close(weights(run), mean, rtol=1e-4, atol=1e-6)
+
+
+def test_overlap_hides_the_exchange():
+    # 650 numbers are 2600 bytes; 2 workers: a ring sends 2 messages of 1300 bytes, 10400 bits: 1.04 s each at 10 kbit/s.
+    cluster = {"name": "simulated", "delay": "constant(1.0)", "link": {"bandwidth": "10 kbit/s"}}
+    times = {}
+    for overlap in (0, 2, 3, "auto"):
+        period = {"name": "constant", "p": 4, "overlap": overlap}
+        run = finished(workers=2, batch=50, cluster=cluster, period=period)  # 15 steps: stints of 4, 4, 4, 3
+        times[overlap] = run.cluster.now
+    assert times[0] == pytest.approx(15 + 4 * 2.08)
+    assert times[2] == pytest.approx(15 + 3 * 0.08 + 2.08)  # two steps hide two of the 2.08 seconds
+    assert times[3] == times["auto"] == pytest.approx(15 + 2.08)  # only the closing exchange shows

@@ -24,7 +24,8 @@ class Running:
     Attributes:
         stint: What the worker does.
         started: When it read the weights.
-        computed: When its last local step ends.
+        compute: Seconds its local steps take.
+        computed: When the last of them ends.
         due: When the next thing happens to it: its computation ends, or its report arrives.
         sequence: Decides between events at the same time.
         sending: The report is on the link.
@@ -33,6 +34,7 @@ class Running:
 
     stint: Stint
     started: float
+    compute: float
     computed: float
     due: float
     sequence: int
@@ -74,6 +76,11 @@ class Clockwork:
         link: Costs of messages; reports and weights use it only when updates do not wait for everyone (then the
             exchange is an all-reduce, whose time `simulated.py` adds).
         message: Bytes of one report and of the weights.
+
+    Attributes:
+        now: The time.
+        version: The newest weights.
+        lag: Overlap: local steps every worker takes before it needs the newest weights.
     """
 
     def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float):
@@ -84,9 +91,11 @@ class Clockwork:
         self.server = None if link.free or pace.lockstep else ServerLink(link)
         self.now = 0.0
         self.version = 0
+        self.lag = 0
         self.running: dict[int, Running] = {}
         self.free_since = [0.0] * delays.workers
         self._draws = [0] * delays.workers
+        self._ended = [0.0] * delays.workers
         self._sequence = 0
         self._heap: list[tuple[float, int, int]] = []
 
@@ -101,9 +110,9 @@ class Clockwork:
         for running in self._finishers():
             stint = running.stint
             self.free_since[stint.worker] = self.now
-            this.durations.append((running.computed - running.started) / len(stint.batches))
+            this.durations.append(running.compute / len(stint.batches))
             if running.late or self._too_stale(stint):
-                this.wasted_seconds += running.computed - running.started
+                this.wasted_seconds += running.compute
                 (this.late if running.late else this.dropped).append(stint)
                 if running.late:
                     self.work.give_back(stint)
@@ -144,11 +153,19 @@ class Clockwork:
         stint = self.work.assign(worker)
         if stint is None:
             return
-        steps = len(stint.batches)
-        begin = self.now if self.server is None else self.server.download(self.now, self.message)
-        computed = begin + self.delays.seconds(worker, self._draws[worker], steps)
+        steps, draw = len(stint.batches), self._draws[worker]
         self._draws[worker] += steps
-        self._push(Running(stint, begin, computed, computed, 0))
+        compute = self.delays.seconds(worker, draw, steps)
+        if self.lag:
+            # It went straight on when its last stint ended, and waits for the weights only where it needs them.
+            begin, ahead = self._ended[worker], min(self.lag, steps)
+            computed = max(begin + self.delays.seconds(worker, draw, ahead), self.now)
+            computed += self.delays.seconds(worker, draw + ahead, steps - ahead)
+        else:
+            begin = self.now if self.server is None else self.server.download(self.now, self.message)
+            computed = begin + compute
+        self._ended[worker] = computed
+        self._push(Running(stint, begin, compute, computed, computed, 0))
 
     def _push(self, running: Running) -> None:
         self._sequence += 1
@@ -184,11 +201,14 @@ class Clockwork:
             "free_since": list(self.free_since),
             "draws": list(self._draws),
             "sequence": self._sequence,
+            "lag": self.lag,
+            "ended": list(self._ended),
             "server": None if self.server is None else [self.server.down_free, self.server.up_free],
             "running": [
                 {
                     "stint": stint_state(r.stint),
                     "started": r.started,
+                    "compute": r.compute,
                     "computed": r.computed,
                     "due": r.due,
                     "sequence": r.sequence,
@@ -202,6 +222,7 @@ class Clockwork:
     def load_state_dict(self, state: State) -> None:
         self.now, self.version = state["now"], state["version"]
         self.free_since, self._draws = list(state["free_since"]), list(state["draws"])
+        self.lag, self._ended = state["lag"], list(state["ended"])
         if self.server is not None:
             self.server.down_free, self.server.up_free = state["server"]
         self.running, self._heap = {}, []

@@ -6,6 +6,7 @@ weights each had read. Versions are shared, not copied per worker; stints that r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -55,6 +56,8 @@ class SimulatedCluster:
         self.link = link
         self.workers = delays.workers
         self.sender = Sender(exchange, runner.initial.numel(), seed)
+        runner.keeps_ends = exchange.overlap != 0
+        self._steps_seen, self._seconds_seen = 0, 0.0
         self.clock = Clockwork(work, pace, delays, link, self.sender.message_bytes)
 
     @property
@@ -163,7 +166,7 @@ class SimulatedCluster:
             starts = [self.work.read(stint.version) for stint in group]
             wanted = [self.work.wants_sketches(stint) for stint in group]
             if self.period.local:
-                changes, part = self.runner.changes(starts, group, wanted)
+                changes, part = self.runner.changes(starts, group, wanted, lag=self.clock.lag)
             else:
                 changes, part = self.runner.gradients(starts, group, [want[0] for want in wanted])
             for at, i in enumerate(now):
@@ -180,8 +183,19 @@ class SimulatedCluster:
     def _exchange_time(self, this: Round, stints: Sequence[Stint]) -> float:
         """Where everyone waits for everyone the exchange is a ring all-reduce; else reports have paid their way."""
         if self.pace.lockstep:
-            self.clock.advance(self.link.ring_seconds(self.sender.message_bytes, self.workers))
+            transfer = self.link.ring_seconds(self.sender.message_bytes, self.workers)
+            self.clock.advance(transfer)
+            self._set_lag(this, transfer)
         return self.clock.now
+
+    def _set_lag(self, this: Round, transfer: float) -> None:
+        """How many steps workers go on before they need this average; "auto": as many as the transfer lasts."""
+        if self.exchange.overlap != "auto":
+            self.clock.lag = self.exchange.overlap
+            return
+        self._steps_seen += len(this.durations)
+        self._seconds_seen += sum(this.durations)
+        self.clock.lag = math.ceil(transfer * self._steps_seen / self._seconds_seen)
 
     def _bytes(self, this: Round, finished: Finished) -> float:
         """Bytes an average worker sent for this update: its change, and the sketches that rode on it."""
@@ -198,10 +212,14 @@ class SimulatedCluster:
         return {
             "clock": self.clock.state_dict(),
             "runner": self.runner.state_dict(),
+            "ends": dict(self.runner.ends),
             "sender": self.sender.state_dict(),
+            "seen": [self._steps_seen, self._seconds_seen],
         }
 
     def load_state_dict(self, state: State) -> None:
         self.clock.load_state_dict(state["clock"])
         self.runner.load_state_dict(state["runner"])
+        self.runner.ends = dict(state["ends"])
         self.sender.load_state_dict(state["sender"])
+        self._steps_seen, self._seconds_seen = state["seen"]

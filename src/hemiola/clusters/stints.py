@@ -83,6 +83,8 @@ class StintRunner:
         self.initial = self.flat.weights.clone()
         self.reader = BatchReader(task, shards, unit, seed, self.device)
         self.local: dict[int, torch.optim.Optimizer] = {}
+        self.keeps_ends = False
+        self.ends: dict[int, Tensor] = {}
         self.unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
         kinds = [type(module) for module in self.flat.module.modules()]
         self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
@@ -137,16 +139,27 @@ class StintRunner:
         stints: Sequence[Stint],
         wanted: Sequence[Sequence[bool]],
         after_step: Callable[[int], None] | None = None,
+        lag: int = 0,
     ) -> tuple[Tensor, Finished]:
         """Each stint's change of weights by its worker's own optimizer, one row a stint.
 
         The stints must be of different workers, because a worker's optimizer remembers its stints in order.
-        ``after_step`` is called after each local step with its index, and may raise to give up.
+
+        Args:
+            starts: For each stint, the averaged weights it builds on.
+            stints: What to run.
+            wanted: For each stint and batch, whether to sketch unit gradients.
+            after_step: Called after each local step with its index; may raise to give up.
+            lag: Overlap: the averaged weights reach the worker only after so many steps. Until then it goes on from
+                where its last stint ended (w_i), and then moves by what the average changed (w_i += mean - end_i).
         """
         if len({stint.worker for stint in stints}) != len(stints):
             raise ValueError("two stints of one worker in one call")
-        now = torch.stack(list(starts)).to(self.device)
-        before = now.clone()
+        before = torch.stack(list(starts)).to(self.device)
+        now = before.clone()
+        pending = {i for i, stint in enumerate(stints) if lag and stint.worker in self.ends}
+        for i in pending:
+            now[i] = self.ends[stints[i].worker]
         totals = [0.0] * len(stints)
         sketches: list[list[Tensor | None]] = [[] for _ in stints]
         for index in range(max(len(stint.batches) for stint in stints)):
@@ -160,15 +173,20 @@ class StintRunner:
                 totals[i] += losses[at]
                 sketches[i].append(rows[at])
                 self._local_step(stints[i].worker, now[i], gradients[at], stints[i].rates[index])
+            for i in [i for i in pending if min(lag, len(stints[i].batches)) == index + 1]:
+                now[i] += before[i] - self.ends[stints[i].worker]
+                pending.remove(i)
             if after_step is not None:
                 after_step(index)
+        if self.keeps_ends:
+            self.ends = {stint.worker: now[i].clone() for i, stint in enumerate(stints)}
         change = (now - before).cpu()
         finite = torch.isfinite(change).all(dim=1).tolist()
         for stint, good in zip(stints, finite, strict=True):
             if not good:
-                self.local.pop(
-                    stint.worker, None
-                )  # Its memory is not finite either, and would spoil every later stint.
+                # Its memory is not finite either, and would spoil every later stint.
+                self.local.pop(stint.worker, None)
+                self.ends.pop(stint.worker, None)
         means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
         return change, Finished(means, [tuple(rows) for rows in sketches], finite)
 
