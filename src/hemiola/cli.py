@@ -101,7 +101,10 @@ def tasks() -> None:
 
     from hemiola.tasks import describe_tasks
 
-    table = Table("task", "model", "examples", "convex", "data", "options", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for name in ("model", "examples", "convex", "data", "options"):
+        table.add_column(name)
     for task in describe_tasks():
         options = ", ".join(f"{key} = {value}" for key, value in task.options.items())
         model = f"{task.model}, {task.parameters:,} parameters"

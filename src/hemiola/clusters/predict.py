@@ -80,26 +80,28 @@ class Prediction:
 
     def as_table(self) -> Table:
         """A table for the terminal."""
-        table = Table(title=f"{self.workers} workers, {self.delay}")
-        for name in ("pace", "K", "s/update", "updates/s", "staleness", "fresh", "idle", "wasted"):
-            table.add_column(name, justify="left" if name == "pace" else "right")
-        for name in ("theory", "simulated", "off by"):
-            table.add_column(name, justify="right", style="dim")
+        table = Table(
+            title=f"{self.workers} workers, {self.delay}; seconds per update by theory and by simulation",
+            box=None,
+            header_style="bold",
+            padding=(0, 1, 0, 0),
+        )
+        for name in ("pace", "K", "theory", "simulated", "off by", "upd./s", "stale", "fresh", "idle", "wasted"):
+            table.add_column(name, justify="left" if name == "pace" else "right", no_wrap=True)
         for before, row in zip([None, *self.rows], self.rows, strict=False):
             if before and before.variant != row.variant:
                 table.add_section()
             table.add_row(
                 row.variant,
                 str(row.k),
-                f"{row.update_seconds:.4g}",
-                f"{row.updates_per_second:.4g}",
+                _theory_cell(row),
+                f"{row.simulated_seconds:.4g}",
+                "" if row.deviation is None else f"{row.deviation:+.1%}",
+                f"{row.updates_per_second:.3g}",
                 f"{row.mean_staleness:.2f}",
                 f"{row.fresh_fraction:.0%}",
                 f"{row.idle_share:.0%}",
                 f"{row.wasted_share:.0%}",
-                _theory_cell(row),
-                f"{row.simulated_seconds:.4g} ± {row.simulated_error:.1g}",
-                "" if row.deviation is None else f"{row.deviation:+.1%}",
             )
         return table
 

@@ -1,7 +1,8 @@
 """The simulated cluster: one process, a virtual clock, real gradients.
 
 `Clockwork` decides who finishes when; this file computes what the finishers found, lazily, from the version of the
-weights each had read. Versions are shared, not copied per worker; stints that read the same version are computed in one call.
+weights each had read. Versions are shared, not copied per worker; stints that read the same version are computed in
+one call.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class SimulatedCluster:
         self.sender = Sender(exchange, runner.initial.numel(), seed)
         runner.keeps_ends = exchange.overlap != 0
         self._steps_seen, self._seconds_seen = 0, 0.0
+        self._staleness = self._refused = 0
         self.clock = Clockwork(work, pace, delays, link, self.sender.message_bytes)
 
     @property
@@ -83,7 +85,9 @@ class SimulatedCluster:
                 refused.append(running.stint)
                 continue
             staleness = self.clock.version - running.stint.version
+            self._staleness += staleness
             reports.append(Report(running.stint, staleness, arrived - running.started, loss, sketches))
+        self._refused += len(refused)
         return Update(
             reports=reports,
             change=change if reports else None,
@@ -100,8 +104,28 @@ class SimulatedCluster:
         )
 
     def telemetry(self) -> State:
-        """Nothing here is measured."""
+        """Nothing here is measured; but the counting identities of staleness are checked."""
+        self._check_staleness()
         return {}
+
+    def _check_staleness(self) -> None:
+        """With fixed P and K nothing about staleness is random.
+
+        Every update makes P - K stints one update older (K-async; P - 1 in K-batch-async, where finishers have gone
+        on), so what merged reports and stints under way have aged by must add up. A deviation is a bug.
+        """
+        k = getattr(self.pace, "fixed_k", None)
+        if k is None or self.pace.max_staleness is not None or self._refused:
+            return
+        aged = 0 if self.pace.cancels else self.workers - (k if self.pace.idles else 1)
+        pending = sum(self.clock.version - running.stint.version for running in self.clock.running.values())
+        pending *= not self.pace.cancels
+        law = aged * self.clock.version
+        if self._staleness + pending != law:
+            raise AssertionError(
+                f"after {self.clock.version} updates merged reports are {self._staleness} and stints under way "
+                f"{pending} updates old in all; with {self.workers} workers and K = {k} that must make {law}"
+            )
 
     def publish(self) -> None:
         """Workers that start from now on read the next version."""
@@ -215,6 +239,7 @@ class SimulatedCluster:
             "ends": dict(self.runner.ends),
             "sender": self.sender.state_dict(),
             "seen": [self._steps_seen, self._seconds_seen],
+            "staleness": [self._staleness, self._refused],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -223,3 +248,4 @@ class SimulatedCluster:
         self.runner.ends = dict(state["ends"])
         self.sender.load_state_dict(state["sender"])
         self._steps_seen, self._seconds_seen = state["seen"]
+        self._staleness, self._refused = state["staleness"]

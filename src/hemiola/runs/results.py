@@ -10,31 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hemiola.experiment import Cell
+from hemiola.report.read import COLUMNS
 from hemiola.training import Training
-
-COLUMNS = [
-    "run",
-    "seed",
-    "workers",
-    "updates",
-    "epochs",
-    "seconds",
-    "train_loss",
-    "train_gap",
-    "test_loss",
-    "test_metric",
-    "bytes_per_worker",
-    "averagings",
-    "mean_period",
-    "weighted_spread",
-    "mean_staleness",
-    "max_staleness",
-    "mean_update_seconds",
-    "units_cancelled",
-    "units_dropped",
-    "wall_seconds",
-    "status",
-]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import torch
 from hemiola import __version__
 from hemiola.errors import InputError
 from hemiola.experiment import Cell, Experiment
+from hemiola.runs.predicted import predicted
 from hemiola.runs.results import Result, csv_text, jsonl_text
 
 
@@ -67,7 +68,13 @@ class Store:
                 raise InputError(
                     f"{self.folder}: already holds this experiment; add --resume to go on, or choose another --out"
                 )
-        facts = {"hemiola": __version__, "given": mine, "experiment": self.experiment.resolved(), "task": task}
+        facts = {
+            "hemiola": __version__,
+            "given": mine,
+            "experiment": self.experiment.resolved(),
+            "task": task,
+            "predicted": predicted(self.experiment),
+        }
         self.write("experiment.json", json.dumps(facts, indent=1, default=str) + "\n")
 
     def close(self) -> None:

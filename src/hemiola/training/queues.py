@@ -1,8 +1,8 @@
 """Every worker's queue of batches: the order policy's sequence, cut into batches, with what was given back at its head.
 
 Epochs are a worker's own: it starts its next pass when its shard is through, however far the others are. Where every
-update waits for every worker (lockstep) that would let shards whose sizes differ by one drift apart, so there an epoch has as
-many slots as the largest shard has batches, and a worker whose shard is through rests until the epoch ends.
+update waits for every worker (lockstep) that would let shards whose sizes differ by one drift apart, so there an epoch
+has as many slots as the largest shard has batches, and a worker whose shard is through rests until the epoch ends.
 """
 
 from __future__ import annotations
