@@ -6,7 +6,6 @@ run on the first two of four.
 
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -292,7 +291,7 @@ def raised(rank, group):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     folder = Path(os.environ["TMPDIR"]) / "lost"
-    averager = Averager(model, optimizer, period=Constant(p=4), process_group=group, timeout=4, checkpoint=folder)
+    averager = Averager(model, optimizer, period=Constant(p=4), process_group=group, timeout=10, checkpoint=folder)
     weights = []
 
     def after(t):
@@ -300,12 +299,11 @@ def raised(rank, group):
         if rank == 1 and t == 5:
             raise ZeroDivisionError("a bug in the loop")
 
-    begin = time.monotonic()
     try:
         with averager:
             train(model, optimizer, batches(rank, 12), after)
     except ZeroDivisionError:
-        return {"seconds": time.monotonic() - begin}
+        return {"averagings": len(averager.history)}
     except RankLostError as lost:
         saved = torch.load(lost.checkpoint, weights_only=True)
         again = mlp()

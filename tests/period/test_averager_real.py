@@ -219,7 +219,8 @@ def test_mean_spread_and_notes_are_measured_and_bytes_are_counted(results):
 
 def test_a_rank_that_raises_runs_no_collective_and_is_named(results):
     ranks = results("raised")
-    assert ranks[1]["seconds"] < 3.9  # it did not wait for anybody
+    # had rank 1 averaged on its way out, the others would have gone on at step 8
+    assert ranks[1]["averagings"] == 1
     for number in (0, 2, 3):
         rank = ranks[number]
         assert rank["ranks"] == [1]
@@ -242,7 +243,7 @@ def after(t):
     if rank == 2 and t == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 try:
-    with Averager(model, optimizer, period=Constant(p=4), timeout=10, checkpoint={str(tmp_path)!r}):
+    with Averager(model, optimizer, period=Constant(p=4), timeout=60, checkpoint={str(tmp_path)!r}):
         train(model, optimizer, batches(rank, 12), after)
 except RankLostError as lost:
     print(lost.ranks, lost, flush=True)

@@ -87,7 +87,8 @@ class GroupMean:
         gloo = group is None or dist.get_backend(group) == "gloo"
         self.device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
         keep = feedback and codec.bits < 32 and self.world > 1
-        self.residual = torch.zeros(lossy, device=self.device) if keep else None
+        padded = self._part * self.world
+        self.residual = torch.zeros(padded, device=self.device) if keep else None
         self.owner_residual = torch.zeros(self._part, device=self.device) if keep else None
 
     def __call__(self, change: Tensor, exact: Tensor, notes: list[float], *, remember: bool = True) -> Merged:
@@ -160,8 +161,9 @@ class GroupMean:
         mean = weights @ changes
         exact_mean = weights @ exact_parts.contiguous().view(torch.float32)
         mine = max(0, min(self._part, self.counted - self.rank * self._part))
-        apart = (changes[:, :mine] - mean[:mine]).square_().sum(1, dtype=torch.float64)
-        sums = torch.stack((apart @ weights.double(), mean[:mine].square().sum(dtype=torch.float64)))
+        moved = _squares(mean[:mine])
+        total = sum(float(w) * _squares(row[:mine]) for w, row in zip(weights, changes, strict=True))
+        sums = torch.tensor([total - moved, moved], dtype=torch.float64, device=self.device)
 
         answer = torch.cat((self._encode_mean(mean, remember), exact_mean.view(torch.uint8), sums.view(torch.uint8)))
         answers = torch.empty(self.world, answer.numel(), dtype=torch.uint8, device=self.device)
@@ -179,35 +181,42 @@ class GroupMean:
 
     def _encode(self, change: Tensor, remember: bool) -> tuple[Tensor, float]:
         """The message, and the squared norm of what rounding did to it."""
-        wanted = change + self.residual if remember and self.residual is not None else change
+        # In place where it can be: fresh memory of the size of a model costs as much as the arithmetic.
+        residual = self.residual if remember else None
+        wanted = change if residual is None else residual
+        if residual is not None:
+            residual[: self.lossy] += change
         parts = self.codec.encode(_pad(wanted, self._part * self.world).view(self.world, -1), self._stream("send"))
-        decoded = self.codec.decode(parts, self._part).flatten()[: self.lossy]
-        if remember and self.residual is not None:
-            self.residual = wanted - decoded
-        return parts, _squares((decoded - change)[: self.counted])
+        decoded = self.codec.decode(parts, self._part).flatten()
+        if residual is not None:
+            residual -= decoded
+        decoded[: self.lossy] -= change
+        return parts, _squares(decoded[: self.counted])
 
     def _encode_mean(self, mean: Tensor, remember: bool) -> Tensor:
-        wanted = mean + self.owner_residual if remember and self.owner_residual is not None else mean
+        residual = self.owner_residual if remember else None
+        wanted = mean if residual is None else residual.add_(mean)
         answer = self.codec.encode(wanted, self._stream("answer"))
-        if remember and self.owner_residual is not None:
-            self.owner_residual = wanted - self.codec.decode(answer, self._part)
+        if residual is not None:
+            residual -= self.codec.decode(answer, self._part)
         return answer
 
     def _stream(self, leg: str) -> torch.Generator | None:
         return torch_stream("qsgd", leg, self.seed, self.rank, self.count) if self.codec.stochastic else None
 
     def state_dict(self) -> State:
-        return {"count": self.count, "residual": self.residual, "owner_residual": self.owner_residual}
+        residuals = {"residual": self.residual, "owner_residual": self.owner_residual}
+        return {"count": self.count, **{name: None if r is None else r.clone() for name, r in residuals.items()}}
 
     def load_state_dict(self, state: State) -> None:
         self.count = state["count"]
         if self.residual is not None:
-            self.residual = state["residual"].to(self.device)
-            self.owner_residual = state["owner_residual"].to(self.device)
+            self.residual = state["residual"].to(self.device).clone()
+            self.owner_residual = state["owner_residual"].to(self.device).clone()
 
 
 def _pad(vector: Tensor, numbers: int) -> Tensor:
-    return torch.nn.functional.pad(vector, (0, numbers - vector.numel()))
+    return vector if vector.numel() == numbers else torch.nn.functional.pad(vector, (0, numbers - vector.numel()))
 
 
 def _squares(vector: Tensor) -> float:

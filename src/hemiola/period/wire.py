@@ -19,6 +19,9 @@ from torch import Tensor
 
 from hemiola.errors import InputError
 
+# Numbers are encoded and decoded this many at a time, so that what lies between stays in the processor's cache.
+CHUNK = 1 << 17
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -76,6 +79,19 @@ class Codec:
     # ------------------------------------------------------------------------- block-scaled integers, scales at the end
 
     def _encode_blocks(self, vector: Tensor, generator: torch.Generator | None) -> Tensor:
+        payload = vector.new_empty((*vector.shape[:-1], self.size(vector.shape[-1])), dtype=torch.uint8)
+        scales = []
+        for start in range(0, vector.shape[-1], CHUNK):
+            codes, chunk_scales = self._encode_chunk(vector[..., start : start + CHUNK], generator)
+            scales.append(chunk_scales)
+            first = start * self.bits // 8
+            payload[..., first : first + codes.shape[-1]] = codes
+        if scales:
+            tail = torch.cat(scales, -1).view(torch.uint8)
+            payload[..., payload.shape[-1] - tail.shape[-1] :] = tail
+        return payload
+
+    def _encode_chunk(self, vector: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         numbers = vector.shape[-1]
         blocks = self._blocks(vector)
         scales = blocks.abs().amax(-1)
@@ -91,17 +107,21 @@ class Codec:
         if self.bits == 4:
             codes = torch.nn.functional.pad(codes, (0, numbers % 2)) + 8
             codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
-        return torch.cat((codes.contiguous().view(torch.uint8), scales.view(torch.uint8)), -1)
+        return codes.contiguous().view(torch.uint8), scales
 
     def _decode_blocks(self, payload: Tensor, numbers: int) -> Tensor:
         cut = -(-numbers * self.bits // 8)
-        codes = payload[..., :cut]
-        scales = payload[..., cut:].clone(memory_format=torch.contiguous_format).view(torch.float32)  # aligned anew
-        if self.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[..., :numbers].to(torch.int8) - 8
-        values = codes.contiguous().view(torch.int8).float()
-        values = self._blocks(values).mul_((scales / self.levels).unsqueeze(-1))
-        return values.flatten(-2)[..., :numbers]
+        scales = payload[..., cut:].clone(memory_format=torch.contiguous_format).view(torch.float32) / self.levels
+        values = payload.new_empty((*payload.shape[:-1], numbers), dtype=torch.float32)
+        for start in range(0, numbers, CHUNK):
+            stop = min(start + CHUNK, numbers)
+            codes = payload[..., start * self.bits // 8 : -(-stop * self.bits // 8)]
+            if self.bits == 4:
+                codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[..., : stop - start].to(torch.int8) - 8
+            blocks = self._blocks(codes.contiguous().view(torch.int8).float())
+            blocks = blocks * scales[..., start // self.block : -(-stop // self.block)].unsqueeze(-1)
+            values[..., start:stop] = blocks.flatten(-2)[..., : stop - start]
+        return values
 
     def _blocks(self, vector: Tensor) -> Tensor:
         missing = -vector.shape[-1] % self.block
