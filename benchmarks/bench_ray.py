@@ -23,6 +23,7 @@ from hemiola.clusters.ray_engine import Engine
 from hemiola.clusters.ray_factory import RayFactory
 from hemiola.clusters.ray_roster import Roster
 from hemiola.clusters.ray_worker import Errand, Setup, Worker
+from hemiola.clusters.stints import Finished
 from hemiola.contracts import Batch, Stint
 from hemiola.experiment import Experiment
 from hemiola.optimizers import Optimizer
@@ -66,8 +67,8 @@ def best_of(baseline: Callable[[], None], call: Callable[[], None], rounds: int 
 class Echo(Worker):
     """A worker that computes nothing: every change is the same vector."""
 
-    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, float, tuple[Tensor | None, ...]]:
-        return self.runner.initial, 1.0, (None,)
+    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, Finished]:
+        return self.runner.initial, Finished([1.0], [(None,)], [True])
 
 
 class Bare:

@@ -271,6 +271,21 @@ def test_workers_killed_at_random_moments(ray, caplog):
     assert sum("died" in record.message for record in caplog.records) == len(kills)
 
 
+def test_a_death_while_everyone_waits_for_everyone(ray):
+    """The others go on, the successor catches up, and the epoch is exactly one visit of every unit."""
+    training = ray.training(order="cd-grab", delay="constant(0.02)", max_restarts=1, stop={"epochs": 1})
+
+    def after_update(training):
+        if training.version == 5:
+            kill(ray.cluster.roster.seats[3])
+        return True
+
+    assert training.run(after_update) == "done"
+    assert ray.cluster.roster.seats[3].deaths == 1
+    for counts in training.ledger.counts["used"]:
+        assert counts.tolist() == [1] * len(counts)
+
+
 def test_a_worker_that_may_not_come_back_is_done_without(ray):
     """With max_restarts = 0 the run goes on with three; waiting for all then means waiting for three."""
     training = ray.training(pace={"name": "k-batch-async", "k": 4}, stop={"updates": 40})

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 import hemiola
-from hemiola.clusters.merging import all_finite
 from hemiola.clusters.sender import Sender
-from hemiola.clusters.stints import StintRunner
+from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Batch, State, Stint, Task
 from hemiola.optimizers import Optimizer
 from hemiola.period.exchange import Exchange
@@ -165,14 +164,15 @@ class Worker:
         with self._memory_lock:
             self._running, self._ahead = True, stint.number
         try:
-            change, loss, sketches = self._compute(errand, as_tensor(weights), began)
+            change, finished = self._compute(errand, as_tensor(weights), began)
         except _CancelledError:
             return Outcome(time.perf_counter() - began, 0.0, None, (), None)
         finally:
             self._running = False
         seconds = time.perf_counter() - began
-        rows = tuple(None if part is None else part.numpy() for part in sketches)
-        if not all_finite(change):
+        loss = finished.losses[0]
+        rows = tuple(None if part is None else part.numpy() for part in finished.sketches[0])
+        if not finished.finite[0]:
             return Outcome(seconds, loss, None, rows, None)
         payload = self.sender.pack(change, stint).numpy()
         averages = self.setup.local and self.setup.exchange.momentum == "average"
@@ -184,7 +184,7 @@ class Worker:
             self._cancelled = max(self._cancelled, number)
             self._bell.notify_all()
 
-    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, float, tuple[Tensor | None, ...]]:
+    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, Finished]:
         stint = errand.stint
         ends = began + np.cumsum(errand.sleeps) if errand.sleeps else None
 
@@ -197,7 +197,7 @@ class Worker:
         else:
             changes, finished = self.runner.gradients([start], [stint], [errand.wanted[0]])
             after_step(0)
-        return changes[0], finished.losses[0], finished.sketches[0]
+        return changes[0], finished
 
     def _wait_until(self, number: int, moment: float) -> None:
         """Sleep until the moment unless it has passed; raise as soon as the stint is cancelled."""
