@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -332,3 +334,23 @@ def test_torchrun_without_a_process_group_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError, match=r"one of 4 \(WORLD_SIZE\) but torch"):
         OrderedSampler(make()[0])
+
+
+def test_a_watch_that_is_never_left_does_no_harm_at_exit() -> None:
+    """A generator-based block would be ended by the garbage collector, among tensors that are half gone."""
+    script = """
+import torch
+from hemiola.order.sampler import OrderedSampler
+def loop():
+    model, sampler = torch.nn.Linear(4, 3), OrderedSampler(range(16))
+    sampler.watch(model).__enter__()
+    while True:
+        for i in sampler:
+            model(torch.randn(1, 4)).sum().backward()
+            yield
+running = loop()
+for _ in range(20):
+    next(running)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import numpy as np
 import torch
@@ -178,9 +179,8 @@ class OrderedSampler(Sampler[int]):
 
     # -------------------------------------------------------------------------------------- what the watch reports
 
-    @contextmanager
-    def watch(self, model: nn.Module, scaler: Scaler | None = None) -> Iterator[OrderedSampler]:
-        """Learn from the gradients of the training loop in this block, which does not change.
+    def watch(self, model: nn.Module, scaler: Scaler | None = None) -> AbstractContextManager[OrderedSampler]:
+        """Learn from the gradients of the training loop in this ``with`` block, which does not change.
 
         Under torch.distributed every rank must enter it, at the same time.
 
@@ -188,6 +188,9 @@ class OrderedSampler(Sampler[int]):
             model: The model that is trained, or its DistributedDataParallel wrapper, batch first.
             scaler: The loop's ``torch.amp.GradScaler``; gradients of steps with different scales are made alike by it.
         """
+        return _Watching(self, model, scaler)
+
+    def _open(self, model: nn.Module, scaler: Scaler | None) -> None:
         if self._watch is not None:
             raise InputError("this sampler already watches a model; leave that `with` block first")
         spec = None if self.policy.sketch is None else parse_sketch(self.policy.sketch)
@@ -197,11 +200,18 @@ class OrderedSampler(Sampler[int]):
         self._watch, self._model = Watch(model, spec, self.seed, self, scaler, share), model
         try:
             self._connect()
-            yield self
-            self._watch.settle()
-            self._check()
-            if self._exchange is not None:
-                self._exchange.collect()
+        except InputError:
+            self._close(failed=True)
+            raise
+
+    def _close(self, failed: bool) -> None:
+        assert self._watch is not None
+        try:
+            if not failed:
+                self._watch.settle()
+                self._check()
+                if self._exchange is not None:
+                    self._exchange.collect()
         finally:
             self._directions = self._watch.directions() or self._directions
             self._watch.close()
@@ -364,3 +374,19 @@ class OrderedSampler(Sampler[int]):
             "seed": self.seed,
             "drop_last": self.drop_last,
         }
+
+
+class _Watching(AbstractContextManager["OrderedSampler"]):
+    """The block of `OrderedSampler.watch`; not a generator, which would run its end when it is garbage-collected."""
+
+    def __init__(self, sampler: OrderedSampler, model: nn.Module, scaler: Scaler | None) -> None:
+        self._sampler, self._model, self._scaler = sampler, model, scaler
+
+    def __enter__(self) -> OrderedSampler:
+        self._sampler._open(self._model, self._scaler)
+        return self._sampler
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sampler._close(failed=kind is not None)
