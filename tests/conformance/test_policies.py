@@ -25,6 +25,8 @@ BASE = {
 
 ALONE = [
     *({"order": name, "workers": 1 if name == "grab" else 5} for name in ORDERS),
+    *({"order": {"name": "cd-grab", "sketch": sketch}, "workers": 5} for sketch in ("ghost:2", "fold:64")),
+    *({"order": {"name": "id-grab", **option}, "workers": 5} for option in ({"every": 2}, {"reverse": True})),
     *({"period": {"name": name, **PERIOD_OPTIONS.get(name, {})}, "workers": 5} for name in PERIODS),
     *({"pace": {"name": name, "k": k}, "workers": 5} for name in PACES for k in (2, 5)),
     *({"pace": {"name": name, "k": "adasync", "start": 2}, "workers": 5} for name in PACES),

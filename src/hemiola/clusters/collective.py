@@ -258,12 +258,15 @@ class CollectiveCluster:
         return found, (self.workers - 1) * message.numel() * message.element_size()
 
     def _agree_on_directions(self, stint: Stint, wanted: tuple[bool, ...]) -> None:
-        """Ghost sketches of all ranks need the same directions: those that rank 0 finds in its first batch.
+        """Ghost sketches of all ranks need the same directions: those that rank 0 finds in its first batch of an epoch.
 
         All ranks come here at the same update: epochs begin together, and with work for everyone.
         """
         units = self.runner.unit_gradients
-        if units is None or units.spec.kind != "ghost" or not any(wanted) or units.state_dict()["directions"]:
+        if units is None or units.spec.kind != "ghost" or not any(wanted):
+            return
+        refreshed = not self.period.local and self.runner.refresh_directions(stint.batches[0].epoch)
+        if units.state_dict()["directions"] and not refreshed:
             return
         if self.rank == 0:
             self.runner.gradient(self.work.read(stint.version), [stint], [1.0], [True])

@@ -164,6 +164,8 @@ class SimulatedCluster:
             chosen = [i for i, stint in enumerate(stints) if stint.version == version]
             group = [stints[i] for i in chosen]
             wanted = [self.work.wants_sketches(stint)[0] for stint in group]
+            if self.pace.lockstep and any(wanted):
+                self.runner.refresh_directions(group[0].batches[0].epoch)
             change, part = self.runner.gradient(self.work.read(version), group, [factors[i] for i in chosen], wanted)
             total = change if total is None else total + change
             for at, i in enumerate(chosen):

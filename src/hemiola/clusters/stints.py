@@ -83,6 +83,7 @@ class StintRunner:
         self.initial = self.flat.weights.clone()
         self.reader = BatchReader(task, shards, unit, seed, self.device)
         self.local: dict[int, torch.optim.Optimizer] = {}
+        self._directions_of = 0
         self.keeps_ends = False
         self.ends: dict[int, Tensor] = {}
         self.unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
@@ -190,6 +191,20 @@ class StintRunner:
         means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
         return change, Finished(means, [tuple(rows) for rows in sketches], finite)
 
+    def refresh_directions(self, epoch: int) -> bool:
+        """Find ghost directions anew when a later epoch begins; returns whether the next batch will.
+
+        Only for clusters whose workers all begin their epochs together: rows from before and after the change must not
+        be balanced together.
+        """
+        due = (
+            self.unit_gradients is not None and self.unit_gradients.spec.kind == "ghost" and epoch > self._directions_of
+        )
+        if due and self.unit_gradients is not None:
+            self._directions_of = epoch
+            self.unit_gradients.refresh()
+        return due
+
     def combine_momentum(self, workers: Sequence[int], rule: MomentumRule) -> None:
         """After an averaging of these workers, average or reset their optimizers' memory."""
         combine_momentum([self.local[worker] for worker in workers if worker in self.local], rule)
@@ -291,6 +306,7 @@ class StintRunner:
         return {
             "local": {worker: optimizer.state_dict() for worker, optimizer in self.local.items()},
             "unit_gradients": None if self.unit_gradients is None else self.unit_gradients.state_dict(),
+            "directions_of": self._directions_of,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -298,6 +314,7 @@ class StintRunner:
         for worker, saved in state["local"].items():
             self.local[worker] = self.optimizer.attach(nn.Parameter(self.initial[: self.flat.size].clone()))
             self.local[worker].load_state_dict(saved)
+        self._directions_of = state["directions_of"]
         if self.unit_gradients is not None:
             self.unit_gradients.load_state_dict(state["unit_gradients"])
 

@@ -50,7 +50,7 @@ def _redeal_cluster(cluster: State, workers: int) -> State:
     runners = [rank["runner"] for rank in cluster["ranks"]]
     known = [optimizer for runner in runners for optimizer in runner["local"].values()]
     mean = _mean_optimizer(known) if known else None
-    shared = {"unit_gradients": runners[0]["unit_gradients"]}
+    shared = {key: runners[0][key] for key in ("unit_gradients", "directions_of")}
     ranks = [
         {"runner": {"local": {} if mean is None else {worker: mean}, **shared}, "mean": None, "drawn": 0}
         for worker in range(workers)
