@@ -108,9 +108,9 @@ def stints(runner: StintRunner, workers: int, steps: int, size: int) -> list[Sti
     ]
 
 
-def runner(task: Task, workers: int = 4, momentum: float = 0.9) -> StintRunner:
+def runner(task: Task, workers: int = 4, momentum: float = 0.9, sketch: str | None = None) -> StintRunner:
     shards = list(np.arange(50 * workers).reshape(workers, 50))
-    return StintRunner(task, shards, 1, None, Optimizer("SGD", 0.1, {"momentum": momentum}), seed=0)
+    return StintRunner(task, shards, 1, sketch, Optimizer("SGD", 0.1, {"momentum": momentum}), seed=0)
 
 
 def test_one_weighted_call_equals_one_call_per_worker():
@@ -133,6 +133,22 @@ def test_stacked_workers_equal_one_after_the_other(noise):
     b, seen_b = alone.changes([alone.initial] * 4, work, wanted)
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     assert seen_a.losses == pytest.approx(seen_b.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("sketch", ["exact", "fold:32"])
+def test_sketches_of_stacked_workers_equal_those_of_one_after_the_other(sketch):
+    task = load_task("digits-mlp")
+    stacked, alone = runner(task, sketch=sketch), runner(task, sketch=sketch)
+    alone._stacks = False
+    work = stints(stacked, 4, 3, 1)
+    wanted = [[True, True, False]] * 4
+    _, seen_a = stacked.changes([stacked.initial] * 4, work, wanted)
+    _, seen_b = alone.changes([alone.initial] * 4, work, wanted)
+    for one, other in zip(seen_a.sketches, seen_b.sketches, strict=True):
+        assert one[2] is None
+        assert other[2] is None
+        torch.testing.assert_close(one[0], other[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-5)
 
 
 def test_batch_norm_sees_one_worker_at_a_time_and_its_statistics_are_averaged():

@@ -234,12 +234,12 @@ class StintRunner:
         stack = (
             self._stacks
             and len(batches) > 1
-            and not any(wanted)
+            and (not any(wanted) or self._batch_is_unit(batches))
             and len(sizes) == 1
             and (not self._convolves or max(sizes) < _SMALL_BATCH)
         )
         if stack:
-            return self._stacked_gradients(weights, batches, stints[0], index)
+            return self._stacked_gradients(weights, batches, wanted, stints[0], index)
         losses, rows, gradients = [], [], []
         for at, (worker, batch) in enumerate(batches):
             read = self.reader.read([(worker, batch)])
@@ -254,8 +254,18 @@ class StintRunner:
             rows.append(row)
         return losses, torch.stack(gradients), rows
 
+    def _batch_is_unit(self, batches: Sequence[tuple[int, Batch]]) -> bool:
+        """Whether a worker's gradient is at the same time its one unit's, so that no others need to be computed."""
+        ghosts = self.unit_gradients is not None and self.unit_gradients.spec.kind == "ghost"
+        return not ghosts and all(len(batch.units) == 1 for _, batch in batches)
+
     def _stacked_gradients(
-        self, weights: Tensor, batches: Sequence[tuple[int, Batch]], stint: Stint, index: int
+        self,
+        weights: Tensor,
+        batches: Sequence[tuple[int, Batch]],
+        wanted: Sequence[bool],
+        stint: Stint,
+        index: int,
     ) -> tuple[list[float], Tensor, list[Tensor | None]]:
         """Gradients at different weights in one call: the forward pass vmapped over workers, one backward for all."""
         read = self.reader.read(batches)
@@ -270,9 +280,14 @@ class StintRunner:
         targets = read.targets.view(workers, -1, *read.targets.shape[1:])
         losses = vmap(loss, randomness="different")(self.flat.split(leaf), inputs, targets)
         (gradients,) = torch.autograd.grad(losses.sum(), leaf)
+        rows: list[Tensor | None] = [None] * workers
+        if any(wanted):
+            assert self.unit_gradients is not None
+            found = self.unit_gradients.sketched(gradients).cpu()
+            rows = [found[at : at + 1] if want else None for at, want in enumerate(wanted)]
         if self.task.l2:
-            gradients.add_(weights, alpha=self.task.l2)
-        return losses.tolist(), gradients, [None] * workers
+            gradients = gradients.add(weights, alpha=self.task.l2)
+        return losses.tolist(), gradients, rows
 
     # --------------------------------------------------------------------------------------------------- one backward
 

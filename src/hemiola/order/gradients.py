@@ -106,6 +106,10 @@ class UnitGradients:
             return self._vectorised(inputs, targets, weights, rows, units)
         return self._unit_by_unit(inputs, targets, weights, rows, units)
 
+    def sketched(self, gradients: Tensor) -> Tensor:
+        """The (U, k) rows of units whose (U, d) mean gradients are known already; not for ghosts, which need layers."""
+        return self._fold.apply(gradients)
+
     def refresh(self) -> None:
         """Find new ghost directions from the next batch; call it when an epoch starts. Nothing for other sketches."""
         if self._recorder is not None:
