@@ -1,0 +1,127 @@
+"""Read result folders and print the numbers that docs/results.md quotes.
+
+    python experiments/bars.py OUT [NAME ...]
+
+OUT holds the folders that ``hemiola run experiments/NAME.toml --out OUT/NAME`` wrote; all that are there unless named.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+Line = dict
+Runs = dict[str, list[Line]]  # run -> its log lines
+
+
+def read(folder: Path) -> Runs:
+    runs: Runs = defaultdict(list)
+    for text in (folder / "log.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        runs[line["run"]].append(line)
+    return runs
+
+
+def by_point(lines: list[Line]) -> dict[str, list[Line]]:
+    points = defaultdict(list)
+    for line in lines:
+        points[json.dumps(line["sweep"])].append(line)
+    return points
+
+
+def last(lines: list[Line]) -> list[Line]:
+    """The last line of every seed."""
+    return list({line["seed"]: line for line in lines}.values())
+
+
+def best_at(lines: list[Line], key: str, epoch: float) -> tuple[float, str]:
+    """Smallest mean over seeds of a quantity at an epoch, over the sweep's points, and at which point."""
+    means = {}
+    for point, some in by_point(lines).items():
+        values = [line[key] for line in some if abs(line["epochs"] - epoch) < 0.05]
+        if values:
+            means[point] = mean(values)
+    point = min(means, key=lambda p: means[p])
+    return means[point], point
+
+
+def order(runs: Runs, epochs: list[int]) -> None:
+    baseline = next(iter(runs))
+    for epoch in epochs:
+        base, at = best_at(runs[baseline], "train_gap", epoch)
+        print(f"epoch {epoch}: {baseline}: gap {base:.3e} at {at}")
+        for run, lines in runs.items():
+            if run != baseline:
+                gap, at = best_at(lines, "train_gap", epoch)
+                print(f"  {run}: gap {gap:.3e} at {at}; {baseline} / it = {base / gap:.1f}")
+
+
+def paces_and_orders(runs: Runs) -> None:
+    for pace in dict.fromkeys(run.split(",")[0] for run in runs):
+        order({run: lines for run, lines in runs.items() if run.startswith(pace)}, [30])
+
+
+def table(runs: Runs, columns: list[str]) -> None:
+    print(f"{'':36s}" + "".join(f"{column:>18s}" for column in columns))
+    for run, lines in runs.items():
+        cells = [mean(line[column] for line in last(lines)) for column in columns]
+        print(f"{run:36s}" + "".join(f"{cell:18.5g}" for cell in cells))
+
+
+def time_to(lines: list[Line], loss: float) -> float | None:
+    """First time the mean over seeds is at or below a loss."""
+    at = defaultdict(list)
+    for line in lines:
+        at[round(line["seconds"] / STEP[0])].append(line)
+    seeds = {line["seed"] for line in lines}
+    for _, some in sorted(at.items()):
+        if len({line["seed"] for line in some}) == len(seeds) and mean(line["train_loss"] for line in some) <= loss:
+            return mean(line["seconds"] for line in some)
+    return None
+
+
+STEP = [8.0]  # evaluations are this many cluster seconds apart
+
+
+def pace(runs: Runs, losses: list[float], step: float) -> None:
+    STEP[0] = step
+    print(f"{'cluster seconds to a mean loss of':36s}" + "".join(f"{loss:>12}" for loss in losses) + "  final loss")
+    for run, lines in runs.items():
+        times = [time_to(lines, loss) for loss in losses]
+        cells = "".join(f"{'-' if t is None else format(t, '.0f'):>12}" for t in times)
+        print(f"{run:36s}{cells}  {mean(line['train_loss'] for line in last(lines)):.4f}")
+
+
+PERIOD = ["averagings", "mean_period", "train_loss", "test_metric", "weighted_spread", "bytes_per_worker", "seconds"]
+REPORTS: dict[str, Callable[[Runs], None]] = {
+    "order-digits": lambda runs: order(runs, [10, 30, 60]),
+    "order-digits-sorted": lambda runs: order(runs, [10, 30]),
+    "order-paces": paces_and_orders,
+    "order-cifar": lambda runs: table(runs, ["train_loss", "test_metric", "bytes_per_worker"]),
+    "order-m4": lambda runs: table(runs, ["train_loss", "test_loss"]),
+    "order-hmda": lambda runs: table(runs, ["train_loss", "train_gap", "test_metric"]),
+    "order-lstm": lambda runs: table(runs, ["train_loss", "test_metric"]),
+    "period-digits": lambda runs: table(runs, PERIOD),
+    "period-digits-sorted": lambda runs: table(runs, PERIOD),
+    "period-cifar": lambda runs: table(runs, PERIOD),
+    "period-link-10g": lambda runs: table(runs, ["seconds", "averagings", "train_loss"]),
+    "period-link-100g": lambda runs: table(runs, ["seconds", "averagings", "train_loss"]),
+    "pace-digits-shifted": lambda runs: pace(runs, [1.2, 0.8, 0.58], 8.0),
+    "pace-digits-exponential": lambda runs: pace(runs, [1.2, 0.8, 0.58], 4.0),
+    "pace-cifar": lambda runs: pace(runs, [1.8, 1.5, 1.3], 50.0),
+}
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    for name in sys.argv[2:] or [name for name in REPORTS if (out / name / "log.jsonl").exists()]:
+        print(f"\n{name}")
+        REPORTS[name](read(out / name))
+
+
+if __name__ == "__main__":
+    main()
