@@ -242,7 +242,7 @@ def test_overlap_by_hand():
 
 
 def test_overlap_hides_the_exchange():
-    # 650 numbers are 2600 bytes; 2 workers: a ring sends 2 messages of 1300 bytes, 10400 bits: 1.04 s each at 10 kbit/s.
+    # 650 numbers are 2600 bytes; with 2 workers a ring sends 2 messages of 1300 bytes: 1.04 s each at 10 kbit/s.
     cluster = {"name": "simulated", "delay": "constant(1.0)", "link": {"bandwidth": "10 kbit/s"}}
     times = {}
     for overlap in (0, 2, 3, "auto"):
