@@ -5,6 +5,8 @@ Adding a cluster is adding a row to ``CLUSTERS``. Every job is trained once per 
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,7 +70,20 @@ def train_all(cluster: str, folder: Path) -> dict[str, Trained]:
         for name, ranks in zip(jobs, found, strict=True):
             assert all(torch.equal(ranks[0].weights, other.weights) for other in ranks), name
         return {name: ranks[0] for name, ranks in zip(jobs, found, strict=True)}
-    return {name: train_here(job) for name, job in jobs.items()}
+    with one_ray() if cluster == "ray" else nullcontext():
+        return {name: train_here(job) for name, job in jobs.items()}
+
+
+@contextmanager
+def one_ray() -> Iterator[None]:
+    """A Ray for all jobs: starting one for each would take most of the time."""
+    from hemiola.clusters.ray_engine import Engine
+
+    engine = Engine(None, WORKERS)
+    try:
+        yield
+    finally:
+        engine.close()
 
 
 _trained: dict[str, dict[str, Trained]] = {}
