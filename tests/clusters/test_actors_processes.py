@@ -209,6 +209,21 @@ def test_an_address_where_nobody_answers_is_refused(address, message):
         ray_engine.Engine(address, 2)
 
 
+def test_a_start_that_takes_too_long_is_tried_again_and_cleaned_up_after(monkeypatch):
+    import ray
+
+    started = []
+
+    def slow_init(**options):
+        started.append(subprocess.Popen(["sleep", "1000"]))
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", slow_init)
+    with pytest.raises(RuntimeError, match=r"Ray did not start: The current node timed out during startup\."):
+        ray_engine._start_local(ray, 2)
+    assert [process.wait(10) for process in started] == [-signal.SIGKILL] * 3
+
+
 def test_auto_without_a_cluster_is_refused():
     """In a process of its own: here, Ray may be running already."""
     script = "from hemiola.clusters.ray_engine import Engine; Engine('auto', 2)"

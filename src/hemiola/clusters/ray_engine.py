@@ -13,8 +13,9 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from hemiola.errors import InputError
@@ -23,6 +24,7 @@ from hemiola.errors import InputError
 # it is what Ray itself does on systems where it does not support clusters.
 _LOCAL_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _PROBE_SECONDS = 5.0
+_ATTEMPTS = 3
 
 
 def require_ray() -> None:
@@ -74,19 +76,36 @@ class Engine:
 
 
 def _start_local(ray: ModuleType, workers: int) -> None:
+    """Start Ray on this machine. Ray gives itself half a minute, which a busy machine may exceed: then try again."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # Ray may be imported already.
     try:
-        ray.init(
-            address="local",
-            num_cpus=max(workers, 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            known = _children()
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+                return
+            except Exception as error:  # Ray raises just that
+                for pid in _children() - known:  # what was started of it would stay as long as this process
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                if "timed out during startup" not in str(error) or not attempts_left:
+                    raise RuntimeError(f"Ray did not start: {' '.join(str(error).split())}") from None
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _children() -> set[int]:
+    """Processes this one has started, where the system tells."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for path in lists for pid in path.read_text().split()}
 
 
 def _join(ray: ModuleType, address: str) -> None:
