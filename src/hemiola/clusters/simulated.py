@@ -153,7 +153,8 @@ class SimulatedCluster:
         if not self.period.local:
             return change, finished, 0.0
         self.runner.combine_momentum([stints[i].worker for i in good], self.exchange.momentum)
-        spread = float((rows - rows.mean(0)).square().sum() / len(good))
+        parameters = rows[:, : self.runner.flat.size]  # Buffers are averaged too, but are no part of the spread.
+        spread = float((parameters - parameters.mean(0)).square().sum() / len(good))
         return change, finished, spread
 
     def _shared_gradient(self, stints: Sequence[Stint], factors: Sequence[float]) -> tuple[Tensor, Finished]:
