@@ -67,7 +67,9 @@ class BatchReader:
         if self.task.noisy:
             parts = [
                 self.task.perturb(x, y, torch_stream("visit", self.seed, worker, batch.epoch, batch.position))
-                for (worker, batch), x, y in zip(wanted, torch.split(inputs, counts), torch.split(targets, counts), strict=True)
+                for (worker, batch), x, y in zip(
+                    wanted, torch.split(inputs, counts), torch.split(targets, counts), strict=True
+                )
             ]
             inputs, targets = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         units = [len(batch.units) for _, batch in wanted]
