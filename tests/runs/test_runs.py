@@ -14,8 +14,8 @@ import pytest
 import hemiola
 from hemiola.errors import InputError
 from hemiola.experiment import Experiment
+from hemiola.report.read import COLUMNS
 from hemiola.runs import run_experiment, store
-from hemiola.runs.results import COLUMNS
 
 FILE = """
 task = "digits-logistic"
@@ -70,7 +70,7 @@ def whole(tmp_path_factory) -> Path:
 
 def test_results_have_the_columns_of_the_design(whole):
     header = (whole / "results.csv").read_text().splitlines()[0]
-    assert header.split(",") == COLUMNS
+    assert header.split(",") == list(COLUMNS)
     assert [(row["run"], row["seed"], row["status"]) for row in rows(whole)] == [
         ("ordinary", "0", "done"),
         ("ordinary", "1", "done"),
