@@ -52,6 +52,14 @@ class Store:
         except OSError as error:
             raise InputError(f"{self.folder}: cannot be made a folder: {error.strerror}") from None
         self._take_lock()
+        try:
+            self._claim(task, resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _claim(self, task: dict[str, Any], resume: bool) -> None:
+        """Write what runs here, unless something else does or did."""
         known = self._known()
         mine = json.loads(json.dumps(self.experiment.given))
         if known is not None:
