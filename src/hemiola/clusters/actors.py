@@ -187,8 +187,7 @@ class RayCluster:
             return
         this.idle_seconds += max(time.monotonic() - seat.started - outcome.seconds, 0.0)
         this.arrived.append(_Arrival(stint, outcome, time.monotonic() - seat.started))
-        if outcome.payload is not None:
-            seat.counted = stint.number
+        seat.counted = stint.number  # Also when it is refused: then the worker has forgotten its optimizer's memory.
         if not self.pace.idles and len(this.arrived) < self.pace.k():
             self._start(seat)
 
