@@ -127,10 +127,10 @@ def test_a_run_is_stopped_killed_resumed_and_leaves_nothing_behind(tmp_path):
     run = Run(file, out, "--resume")
     code, output = run.end()
     assert code == 0, output
-    (row,) = csv.DictReader((out / "results.csv").open())
+    (row,) = csv.DictReader((out / "results.csv").read_text().splitlines())
     assert row["status"] == "done"
     assert int(row["updates"]) == 240
-    log = [json.loads(line) for line in (out / "log.jsonl").open()]
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [record["updates"] for record in log] == [0, 60, 120, 180, 240]
     assert log[-1]["train_loss"] < 0.5 * log[0]["train_loss"]
     seconds = [record["seconds"] for record in log]
