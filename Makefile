@@ -10,7 +10,7 @@ demo: .venv/.installed
 # Tests that start real clusters have the machine to themselves: side by side they would be each other's stragglers.
 test: .venv/.installed-dev lint
 	$(BIN)/pytest -n auto --maxfail=20 -m "not real"
-	$(BIN)/pytest --maxfail=5 -m real
+	$(BIN)/pytest --maxfail=5 --timeout 900 -m real
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
