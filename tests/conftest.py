@@ -1,14 +1,22 @@
-"""What every test shares: one thread per process (tests run side by side), a cache of its own, no user settings."""
+"""What every test shares: one thread per process (tests run side by side), a cache of its own, no user settings.
+
+Hypothesis draws the same examples on every run, so that a green commit stays green; `HYPOTHESIS_PROFILE=explore`
+looks for new ones (CONTRIBUTING.md).
+"""
 
 import os
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -67,6 +67,8 @@ def test_units(measure, value, shown):
         (30.0, 0.0, ("30", "")),
         (30.0, math.nan, ("30", "")),
         (1.0, 2.0, ("1.00", "2.00")),
+        (0.0, 5e-324, ("0", "")),
+        (2.5e-308, 2.5e-308, ("2.50e-308", "2.50e-308")),
     ],
 )
 def test_a_mean_and_its_deviation_share_their_decimals(mean, deviation, shown):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from hemiola.report.read import Point, table
+
+# Below this there are no powers of ten left to divide by; a deviation that small is rounding.
+SMALLEST = sys.float_info.min
 
 # What each measure is called in a column or on an axis.
 NAMES: dict[str, str] = {
@@ -94,9 +98,9 @@ def unit_of(measure: str, largest: float) -> tuple[float, str]:
 def with_deviation(mean: float, deviation: float) -> tuple[str, str]:
     """A mean and its deviation with the same decimals, so that the deviation has two digits: ``("0.1110", "0.0011")``.
 
-    The mean has three to six digits; the deviation is empty where there is none.
+    The mean has three to six digits; the deviation is empty where there is none worth the name.
     """
-    if not (math.isfinite(mean) and math.isfinite(deviation)) or deviation <= abs(mean) * 1e-9:
+    if not (math.isfinite(mean) and math.isfinite(deviation)) or deviation <= max(abs(mean) * 1e-9, SMALLEST):
         return figure(mean), ""
     largest = max(abs(mean), deviation)
     power = math.floor(math.log10(largest))
