@@ -64,6 +64,14 @@ def test_bytes_are_scaled_when_read():
     torch.testing.assert_close(inputs, torch.tensor([[-0.6, -0.2], [-1.0, 1.0]]))
 
 
+def test_colours_are_standardised_each_by_its_own():
+    pixels = torch.tensor([[51, 102]], dtype=torch.uint8).reshape(1, 2, 1, 1)
+    examples = TensorExamples(pixels, torch.tensor([0]), scale=(0.5, 0.1), centre=(0.1, 0.2))
+    inputs, _ = examples.batch(np.array([0]))
+    assert inputs.dtype == torch.float32
+    assert inputs.flatten().tolist() == pytest.approx([0.2, 2.0], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

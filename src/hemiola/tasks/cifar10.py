@@ -1,4 +1,4 @@
-"""CIFAR-10 pictures, 32 x 32 pixels in three colours, scaled to [-1, 1]."""
+"""CIFAR-10 pictures, 32 x 32 pixels in three colours, standardised by colour."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from hemiola.tasks.models import lenet, vgg
 from hemiola.tasks.readers import read_cifar
 from hemiola.tasks.task import Task, TensorExamples
 
+# Mean and standard deviation of the training pictures' red, green and blue, from 0 to 1.
+MEANS = (0.4914, 0.4822, 0.4465)
+DEVIATIONS = (0.2470, 0.2435, 0.2616)
+
 
 @cache
 def _pictures(root: Path) -> tuple[TensorExamples, TensorExamples]:
@@ -21,7 +25,7 @@ def _pictures(root: Path) -> tuple[TensorExamples, TensorExamples]:
 
 def _examples(paths: list[Path]) -> TensorExamples:
     images, labels = read_cifar(paths)
-    return TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), scale=0.5, centre=0.5)
+    return TensorExamples(torch.from_numpy(images), torch.from_numpy(labels), scale=DEVIATIONS, centre=MEANS)
 
 
 def cifar10_lenet(*, data: Path | None = None) -> Task:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,9 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from hemiola.contracts import Examples
 from hemiola.errors import InputError
+
+PerChannel: TypeAlias = float | Sequence[float]
+"""One number for all channels of a picture, or one each."""
 
 PerExample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Outputs and targets of B examples in, B numbers out."""
@@ -131,14 +134,25 @@ class TensorExamples:
         inputs: One row an example.
         targets: One row an example.
         scale: For images kept as bytes, which take a quarter of the memory and cost about a hundredth of a LeNet
-            step: inputs are returned as float32 ``(x / 255 - centre) / scale``. None returns them as they are.
+            step: inputs are returned as float32 ``(x / 255 - centre) / scale``; one number for all channels or one
+            each. None returns them as they are.
         centre: See ``scale``.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor, scale: float | None = None, centre: float = 0.0) -> None:
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, scale: PerChannel | None = None, centre: PerChannel = 0.0
+    ) -> None:
         self.inputs = inputs
         self.targets = targets
-        self._affine = None if scale is None else (1.0 / (255.0 * scale), -centre / scale)
+        self._affine: tuple[Tensor, Tensor] | None = None
+        if scale is not None:
+            factor = 1.0 / torch.tensor(scale, dtype=torch.float64)
+            offset = -torch.tensor(centre, dtype=torch.float64) * factor
+            channels = (-1, *[1] * (inputs.dim() - 2))
+            self._affine = (
+                (factor / 255.0).to(torch.float32).reshape(channels),
+                offset.to(torch.float32).reshape(channels),
+            )
 
     def __len__(self) -> int:
         return len(self.targets)
