@@ -7,8 +7,8 @@ OUT holds the folders that ``hemiola run experiments/NAME.toml --out OUT/NAME`` 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -72,11 +72,11 @@ def table(runs: Runs, columns: list[str]) -> None:
         print(f"{run:36s}" + "".join(f"{cell:18.5g}" for cell in cells))
 
 
-def time_to(lines: list[Line], loss: float) -> float | None:
-    """First time the mean over seeds is at or below a loss."""
+def time_to(lines: list[Line], loss: float, step: float) -> float | None:
+    """First time the mean over seeds is at or below a loss; evaluations are ``step`` cluster seconds apart."""
     at = defaultdict(list)
     for line in lines:
-        at[round(line["seconds"] / STEP[0])].append(line)
+        at[round(line["seconds"] / step)].append(line)
     seeds = {line["seed"] for line in lines}
     for _, some in sorted(at.items()):
         if len({line["seed"] for line in some}) == len(seeds) and mean(line["train_loss"] for line in some) <= loss:
@@ -84,14 +84,10 @@ def time_to(lines: list[Line], loss: float) -> float | None:
     return None
 
 
-STEP = [8.0]  # evaluations are this many cluster seconds apart
-
-
 def pace(runs: Runs, losses: list[float], step: float) -> None:
-    STEP[0] = step
     print(f"{'cluster seconds to a mean loss of':36s}" + "".join(f"{loss:>12}" for loss in losses) + "  final loss")
     for run, lines in runs.items():
-        times = [time_to(lines, loss) for loss in losses]
+        times = [time_to(lines, loss, step) for loss in losses]
         cells = "".join(f"{'-' if t is None else format(t, '.0f'):>12}" for t in times)
         print(f"{run:36s}{cells}  {mean(line['train_loss'] for line in last(lines)):.4f}")
 
@@ -117,10 +113,13 @@ REPORTS: dict[str, Callable[[Runs], None]] = {
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
-    for name in sys.argv[2:] or [name for name in REPORTS if (out / name / "log.jsonl").exists()]:
+    parser = argparse.ArgumentParser(description="Print the numbers that docs/results.md quotes.")
+    parser.add_argument("out", type=Path, help="where the result folders are, each by the name of its experiment")
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*REPORTS, []], help="all that are there if none")
+    given = parser.parse_args()
+    for name in given.names or [name for name in REPORTS if (given.out / name / "log.jsonl").exists()]:
         print(f"\n{name}")
-        REPORTS[name](read(out / name))
+        REPORTS[name](read(given.out / name))
 
 
 if __name__ == "__main__":
