@@ -189,7 +189,7 @@ def test_a_new_deal_starts_where_the_old_one_was(tmp_path: Path) -> None:
     new = Training(plan, make)
     dealt = redeal(state, new)
     # 7 / 5 epochs are done; five workers have 2 slots an epoch: round(2.8) = 3 slots, so epoch 1 and one slot in.
-    assert dealt["queues"]["queues"] == [{"epoch": 1, "position": 2, "slot": 3, "returned": []}] * 5
+    assert dealt["queues"]["queues"] == [{"epoch": 1, "position": 2, "slot": 3, "rests": False, "returned": []}] * 5
     assert dealt["ledger"]["totals"]["used"] == [6] * 5
     assert [counts.sum() for counts in dealt["ledger"]["counts"]["used"]] == [6] * 5
     assert dealt["ledger"]["updates"] == 7

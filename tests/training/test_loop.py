@@ -34,7 +34,7 @@ def weights(run: Training) -> torch.Tensor:
 def hand_written(
     run: Training, optimizer: torch.optim.Optimizer, model: nn.Module, steps: int, epochs: int = 1
 ) -> torch.Tensor:
-    """Synchronous training as one would write it: the mean of the workers' mean gradients, one optimizer step."""
+    """Synchronous training as one would write it: the workers' mean gradients over their number, one optimizer step."""
     plan = run.plan
     for epoch in range(epochs):
         orders = [plan.order.sequence(worker, epoch) for worker in range(run.workers)]
@@ -46,7 +46,7 @@ def hand_written(
                     inputs, targets = plan.task.train.batch(indices)
                     losses.append(nn.functional.cross_entropy(model(inputs), targets))
             squares = sum(p.square().sum() for p in model.parameters())
-            loss = torch.stack(losses).mean() + plan.task.l2 / 2 * squares
+            loss = (torch.stack(losses) + plan.task.l2 / 2 * squares).sum() / run.workers
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -63,14 +63,16 @@ def test_synchronous_training_is_the_loop_one_writes_by_hand():
     torch.testing.assert_close(weights(run), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_short_last_batches_and_resting_workers_count_as_by_hand():
-    # 1500 examples over 7 workers: shards of 215 and 214, so the last batch of 5 is full or short by one.
-    run = finished(workers=7, optimizer={"lr": 0.1})
+@pytest.mark.parametrize(("batch", "steps"), [(5, 43), (1, 215)])
+def test_short_last_batches_and_resting_workers_count_as_by_hand(batch, steps):
+    # 1500 examples over 7 workers: two shards of 215 and five of 214. In the last step of an epoch the five have a
+    # batch of 4 instead of 5 examples, or rest; then the examples of the two must not weigh more for it.
+    run = finished(workers=7, batch=batch, optimizer={"lr": 0.1}, stop={"epochs": 2})
     seed_torch("model", 0)
     model = run.plan.task.model()
-    expected = hand_written(run, torch.optim.SGD(model.parameters(), lr=0.1), model, steps=43)
+    expected = hand_written(run, torch.optim.SGD(model.parameters(), lr=0.1), model, steps, epochs=2)
     torch.testing.assert_close(weights(run), expected, rtol=1e-4, atol=1e-6)
-    assert run.ledger.per_worker()[0]["used"] == len(run.plan.shards[0])
+    assert [worker["used"] for worker in run.ledger.per_worker()] == [2 * len(shard) for shard in run.plan.shards]
 
 
 def test_local_steps_are_sgd_at_every_worker_and_an_average():

@@ -43,6 +43,18 @@ def test_in_lockstep_the_smaller_shard_rests_at_the_end_of_each_epoch():
     assert taken == [[1, 1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 0, 0]]
 
 
+def test_who_rested_is_told_once_an_update_and_survives_a_checkpoint():
+    queue = queues([3, 2, 2], units_per_batch=1, lockstep=True, epochs=2)
+    resting = []
+    for _ in range(6):
+        for worker in range(3):
+            queue.take(worker, 1)
+        again = queues([3, 2, 2], units_per_batch=1, lockstep=True, epochs=2)
+        again.load_state_dict(queue.state_dict())
+        resting.append((again.wake(), queue.wake(), queue.wake()))
+    assert resting == [(0, 0, 0), (0, 0, 0), (2, 2, 0)] * 2
+
+
 def test_a_stint_is_cut_where_the_run_ends():
     queue = queues([5], units_per_batch=1, lockstep=True, epochs=1)
     assert [len(queue.take(0, 4)), len(queue.take(0, 4))] == [4, 1]

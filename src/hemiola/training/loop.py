@@ -104,7 +104,7 @@ class Training:
             self.status = "diverged"
             return
         rate = self._rate(update)
-        self._publish(self._next_weights(update.change, rate))
+        self._publish(self._next_weights(update.change * self._share_at_work(update), rate))
         for report in update.reports:
             for batch, sketches in zip(report.stint.batches, report.sketches, strict=True):
                 visit = Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
@@ -123,6 +123,11 @@ class Training:
                 staleness=[report.staleness for report in update.reports],
             )
         )
+
+    def _share_at_work(self, update: Update) -> float:
+        """A worker whose shard is through counts as standing still, so that every example weighs the same in an epoch."""
+        reporting = len(update.reports) + len(update.refused)
+        return reporting / (reporting + self.queues.wake())
 
     def _next_weights(self, change: Tensor, rate: float) -> Tensor:
         weights = self.versions[self.version].clone()

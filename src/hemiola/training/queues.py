@@ -18,11 +18,12 @@ from hemiola.contracts import Batch, Order, State
 
 @dataclass
 class _Queue:
-    """One worker's place: epoch, next position in that epoch's order, slot, batches that came back, the order."""
+    """One worker's place: epoch, next position in its order, slot, whether it rests, what came back, the order."""
 
     epoch: int = 0
     position: int = 0
     slot: int = 0
+    rests: bool = False
     returned: deque[Batch] = field(default_factory=deque)
     sequence: np.ndarray | None = None
 
@@ -69,6 +70,7 @@ class Queues:
             units = queue.sequence[queue.position : queue.position + self.units_per_batch]
             taken.append(Batch(queue.epoch, queue.position, units))
             queue.position += len(units)
+        queue.rests = not taken
         return taken
 
     def give_back(self, worker: int, batches: Sequence[Batch]) -> None:
@@ -76,6 +78,13 @@ class Queues:
         queue = self._queues[worker]
         queue.returned.extendleft(reversed(batches))
         queue.slot -= len(batches)
+
+    def wake(self) -> int:
+        """An update is complete: how many workers rested through it."""
+        resting = sum(queue.rests for queue in self._queues)
+        for queue in self._queues:
+            queue.rests = False
+        return resting
 
     def slots_done(self, worker: int) -> int:
         """How many local steps the worker was given or rested through."""
@@ -88,6 +97,7 @@ class Queues:
                     "epoch": queue.epoch,
                     "position": queue.position,
                     "slot": queue.slot,
+                    "rests": queue.rests,
                     "returned": [[batch.epoch, batch.position, batch.units.tolist()] for batch in queue.returned],
                 }
                 for queue in self._queues
@@ -97,6 +107,7 @@ class Queues:
     def load_state_dict(self, state: State) -> None:
         for queue, saved in zip(self._queues, state["queues"], strict=True):
             queue.epoch, queue.position, queue.slot = saved["epoch"], saved["position"], saved["slot"]
+            queue.rests = saved["rests"]
             queue.sequence = None
             queue.returned = deque(
                 Batch(epoch, position, np.asarray(units, dtype=np.int64))

@@ -39,7 +39,11 @@ def redeal(state: State, training: Training) -> State:
         "weights": {"now": weights["now"], "held": {weights["now"]: weights["held"][weights["now"]]}},
         "order": training.plan.order.state_dict(),
         "pace": training.plan.pace.state_dict(),
-        "queues": {"queues": [{"epoch": epoch, "position": place, "slot": slot, "returned": []} for place in places]},
+        "queues": {
+            "queues": [
+                {"epoch": epoch, "position": place, "slot": slot, "rests": False, "returned": []} for place in places
+            ]
+        },
         "ledger": ledger | {"counts": fresh["counts"], "totals": fresh["totals"]},
         "cluster": _redeal_cluster(state["cluster"], training.workers),
         "stints_given": [max(state["stints_given"])] * training.workers,
