@@ -125,7 +125,7 @@ class Training:
         )
 
     def _share_at_work(self, update: Update) -> float:
-        """A worker whose shard is through counts as standing still, so that every example weighs the same in an epoch."""
+        """A worker whose shard is through counts as standing still: every example weighs the same in an epoch."""
         reporting = len(update.reports) + len(update.refused)
         return reporting / (reporting + self.queues.wake())
 
