@@ -129,6 +129,12 @@ def test_every_epoch_visits_everything(run: list[dict], name: str) -> None:
         assert sum(len(shard) for shard in shards) < ranks.EXAMPLES + len(run)
 
 
+@pytest.mark.parametrize("name", ranks.RESUMED)
+def test_ranks_that_resume_in_mid_epoch_see_what_they_would_have_seen(run: list[dict], name: str) -> None:
+    for found in run:
+        assert found[f"{name}-resumed"] == found[name]
+
+
 def test_an_epoch_that_was_left_early_counts_for_what_was_trained_on(run: list[dict]) -> None:
     found = run[0]["plain-ghost-break"]
     assert len(found["seen"][1]) == 3 * 4

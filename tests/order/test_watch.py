@@ -143,6 +143,35 @@ def test_a_changing_loss_scale_is_taken_out(unit: int) -> None:
     torch.testing.assert_close(notes.rows[0], notes.rows[2])
 
 
+def test_a_real_grad_scaler_is_taken_out_even_where_it_skips_a_step() -> None:
+    def rows(scaler: torch.amp.GradScaler | None) -> tuple[list[Tensor], list[Tensor]]:
+        model, notes = perceptron().float(), Notes()
+        watch = watching(model, notes, scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in (1, 2, 3):
+            x, y = (part.float() if part.is_floating_point() else part for part in batch(seed))
+            loss = F.cross_entropy(model(x), y) * (torch.inf if seed == 2 else 1.0)
+            optimizer.zero_grad()
+            if scaler is None:
+                loss.backward()
+                if seed != 2:
+                    optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        watch.settle()
+        return notes.rows, [p.detach() for p in model.parameters()]
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaled, scaled_weights = rows(scaler)
+    plain, plain_weights = rows(None)
+    assert scaler.get_scale() == 32.0
+    torch.testing.assert_close(scaled_weights, plain_weights)
+    torch.testing.assert_close([scaled[0], scaled[2]], [plain[0], plain[2]])
+    assert not torch.isfinite(scaled[1]).any()
+
+
 def test_mixed_precision_dropout_and_batch_norm_train_as_usual() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
