@@ -34,10 +34,12 @@ class _Trace:
     squares: float = 0.0
 
 
-def _membership(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct keys, and a matrix of ones where row i of it has the i-th of them."""
-    names, inverse = np.unique(keys, return_inverse=True)
-    return names, np.eye(len(names))[:, inverse]
+def _grouped(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct keys, and the sum of each one's rows."""
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
+    return keys[starts], np.add.reduceat(rows[order], starts, axis=0)
 
 
 class Monitor:
@@ -65,11 +67,10 @@ class Monitor:
         if not len(folded):
             return
         trace = self._trace(epoch, int(steps.max()) + 1, folded.shape[1])
-        # As products with 0/1 matrices: np.add.at is an order of magnitude slower.
-        (at, in_step), (by, of_worker) = _membership(steps), _membership(workers)
-        trace.sums[at] += in_step @ folded
-        trace.totals[by] += of_worker @ folded
-        trace.units[np.ix_(at, by)] += in_step @ of_worker.T
+        for into, keys in ((trace.sums, steps), (trace.totals, workers)):
+            places, found = _grouped(keys, folded)
+            into[places] += found
+        np.add.at(trace.units, (steps, workers), 1)
         trace.squares += float((folded * folded).sum())
 
     def finish(self, epoch: int, total: Total | None = None) -> None:
