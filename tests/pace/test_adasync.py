@@ -101,23 +101,38 @@ def test_the_window_is_in_mean_step_times():
 
 
 def test_the_floor_guard_sees_a_noise_floor():
-    # Loss 0.5 + 1.5 * 0.8^n: the paper's ratio ends at 2 / 0.5, so K = 2 sqrt(4) = 4; above the floor it keeps growing.
+    # Loss 0.5 + 1.5 * 0.8^n, 4 reports a window, so F_0 = (2 + 1.7) / 2 = 1.85. The paper's ratio ends at 1.85 / 0.5,
+    # so K = 2 sqrt(3.7) = 3.8. With a floor of 0.7 * 0.5 it ends at (1.85 - 0.35) / (0.5 - 0.35), K = 2 sqrt(10) = 6.3.
     losses = [0.5 + 1.5 * 0.8**n for n in range(60)]
     ends = {}
     for guard in ([], ["floor"]):
         policy = AdaSync(start=2, window=1.0, guard=guard)
         policy.begin(8, counts_workers=False)
         ends[len(guard)] = play(policy, losses)[-1]
-    assert ends == {0: 4, 1: 8}
+    assert ends == {0: 4, 1: 6}
 
 
 def test_the_floor_of_a_geometric_decay_is_exact():
-    assert loss_floor([1.5, 1.25, 1.125]) == pytest.approx(1.0)
-    assert loss_floor([0.5 + 0.9**n for n in range(6)]) == pytest.approx(0.5)
-    assert loss_floor([1.0, 0.5]) == 0.0
-    assert loss_floor([3.0, 2.0, 1.0]) == 0.0  # no sign of slowing down
-    assert loss_floor([2.0, 1.0, 1.0]) == 0.95  # stopped: the floor is where the loss is, but never quite
-    assert loss_floor([1.0, 1.1, 1.2]) == 0.0  # rising: nothing known
+    def floor(*means):
+        return loss_floor(means, [0.0] * len(means))
+
+    assert floor(1.5, 1.0, 0.75) == pytest.approx(0.5)
+    assert floor(*[0.5 + 0.8**n for n in range(6)]) == pytest.approx(0.5)
+    assert floor(1.0, 0.5) == 0.0
+    assert floor(3.0, 2.0, 1.0) == 0.0  # no sign of slowing down
+    assert floor(2.0, 1.0, 1.0) == 0.7  # stopped: the floor is where the loss is, but never quite
+    assert floor(1.0, 1.1, 1.2) == 0.0  # rising: nothing known
+
+
+def test_a_floor_must_be_clear_of_the_noise():
+    # 1.5, 1.0, 0.75 slow down by 0.25; with an error e of each mean that has a standard error of e sqrt(1 + 4 + 1).
+    clear = 0.25 / 2 / math.sqrt(6)
+    assert loss_floor([1.5, 1.0, 0.75], [clear * 0.99] * 3) == pytest.approx(0.5)
+    assert loss_floor([1.5, 1.0, 0.75], [clear * 1.01] * 3) == 0.0
+    # The mean of two windows has an error smaller by sqrt(2).
+    twice = [1.5, 1.5, 1.0, 1.0, 0.75, 0.75]
+    assert loss_floor(twice, [clear * 0.99 * math.sqrt(2)] * 6) == pytest.approx(0.5)
+    assert loss_floor(twice, [clear * 1.01 * math.sqrt(2)] * 6) == 0.0
 
 
 def test_the_stuck_guard():

@@ -12,7 +12,7 @@ a guard that can be turned off by leaving its name out of ``guard``:
 * ``delays``: the closed forms for K-sync and K-async assume (shifted) exponential delays. T(K) is taken from the
   measured delays instead, cancelled ones included.
 * ``floor``: the paper takes the lowest loss F* for 0. Under label noise the ratio then stays small and K stops
-  growing. A running estimate of F* is subtracted from both losses.
+  growing. A running estimate of F* is subtracted from both losses, while the loss is clearly slowing down.
 * ``stuck``: where K_0 is unstable at this learning rate, the loss never falls and K never grows. K is raised whenever
   the loss of a window is clearly above that of the window before or no lower than at the start, or is not finite.
 * ``hysteresis``: K moves only when two windows in a row ask for a move in the same direction.
@@ -37,8 +37,9 @@ GUARDS: tuple[Guard, ...] = get_args(Guard)
 VERSION = 1
 MEMORY = 1024  # delays remembered
 CLEAR = 3.0  # a change of loss is clear from this many standard errors on
-HISTORY = 15  # windows the floor is estimated from
-CLOSEST = 0.95  # the floor is never put above this share of the lowest loss of a window
+HISTORY = 6  # windows the floor is estimated from; over a longer past a fast beginning looks like a floor nearby
+SLOWING = 2.0  # a loss is slowing down from this many standard errors on; a lesser sign of a floor is taken for none
+CLOSEST = 0.7  # the floor is never put above this share of the lowest loss of a window
 
 
 # ------------------------------------------------------------------------------------------------------- the rules
@@ -122,7 +123,7 @@ class AdaSync:
         self._window = _Tally()
         self._opened = 0.0  # cluster time at which the present window began
         self._means: list[float] = []  # of the latest windows
-        self._error = 0.0  # standard error of the last of them
+        self._errors: list[float] = []  # standard errors of these means
         self._floor = 0.0
         self._ratio = 1.0
         self._asked = self.start  # what the window before asked for
@@ -144,9 +145,9 @@ class AdaSync:
         loss, error = self._window.mean(), self._window.error()
         stuck = "stuck" in self.guards and self._is_stuck(loss, error)
         self._means = [*self._means, loss][-HISTORY:]
-        self._error = error
+        self._errors = [*self._errors, error][-HISTORY:]
         if "floor" in self.guards:
-            self._floor = (self._floor + loss_floor(self._means)) / 2
+            self._floor = (self._floor + loss_floor(self._means, self._errors)) / 2
         wanted = self._rule(loss)
         if stuck:
             self._least = min(self._workers, self.k + max(1, self.k // 2))
@@ -161,7 +162,7 @@ class AdaSync:
             return True
         if not self._means:
             return False
-        return loss >= self._first.mean() or loss - self._means[-1] > CLEAR * math.hypot(error, self._error)
+        return loss >= self._first.mean() or loss - self._means[-1] > CLEAR * math.hypot(error, self._errors[-1])
 
     def _rule(self, loss: float) -> int:
         """The rule's K, rounded and clipped to [1, P]; the present K where the losses say nothing."""
@@ -192,7 +193,7 @@ class AdaSync:
             "window": self._window.numbers(),
             "opened": self._opened,
             "means": list(self._means),
-            "error": self._error,
+            "errors": list(self._errors),
             "floor": self._floor,
             "ratio": self._ratio,
             "asked": self._asked,
@@ -211,26 +212,28 @@ class AdaSync:
         self._window = _Tally(*state["window"])
         self._opened = float(state["opened"])
         self._means = list(state["means"])
-        self._error = float(state["error"])
+        self._errors = list(state["errors"])
         self._floor = float(state["floor"])
         self._ratio = float(state["ratio"])
         self._asked = int(state["asked"])
         self._least = int(state["least"])
 
 
-def loss_floor(means: Sequence[float]) -> float:
+def loss_floor(means: Sequence[float], errors: Sequence[float]) -> float:
     """Where the losses of equally long windows are heading, at least 0 and below the lowest of them.
 
     Aitken's extrapolation of a geometric decay a, b, c, the means of three thirds of the windows:
-    c - (b - c)^2 / ((a - b) - (b - c)). While the decay is not yet slowing down there is no sign of a floor, and it is
-    0; once it has stopped, the floor is where the loss is.
+    c - (b - c)^2 / ((a - b) - (b - c)). While the decay is not slowing down by more than the windows' standard errors
+    explain there is no sign of a floor, and it is 0; once it has stopped, the floor is where the loss is.
     """
     third = len(means) // 3
     if not third:
         return 0.0
     a, b, c = np.asarray(means[-3 * third :], dtype=float).reshape(3, third).mean(axis=1)
     before, after = a - b, b - c
-    if before <= max(after, 0.0):
+    # The standard error of (a - b) - (b - c).
+    da, db, dc = np.square(np.asarray(errors[-3 * third :], dtype=float)).reshape(3, third).sum(axis=1) / third**2
+    if before <= max(after, 0.0) or before - after < SLOWING * math.sqrt(da + 4 * db + dc):
         return 0.0
     estimate = c if after <= 0 else c - after**2 / (before - after)
     return float(min(max(0.0, estimate), CLOSEST * max(0.0, min(means))))
