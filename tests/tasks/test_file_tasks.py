@@ -109,10 +109,11 @@ def test_models_work_under_vmap_and_grad(folder, name):
             torch.testing.assert_close(many[index], one, rtol=1e-4, atol=1e-6)
 
 
-def test_images_are_scaled_to_minus_one_and_one(folder):
+def test_cifar_pictures_are_standardised_by_colour(folder):
     inputs, targets = load_task("cifar10-lenet", {}, folder).train.batch(np.array([14, 0]))
     raw = np.fromfile(folder / "cifar-10-batches-bin/data_batch_5.bin", np.uint8).reshape(3, 3073)[2, 1:]
-    torch.testing.assert_close(inputs[0].flatten(), torch.tensor((raw / 255 - 0.5) / 0.5, dtype=torch.float32))
+    means, deviations = np.array([[0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]]).repeat(1024, axis=1)
+    torch.testing.assert_close(inputs[0].flatten(), torch.tensor((raw / 255 - means) / deviations, dtype=torch.float32))
     assert targets.tolist() == [3, 1]
 
 
