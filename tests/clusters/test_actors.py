@@ -388,8 +388,9 @@ def test_a_report_that_is_not_finite_is_refused_and_counted(ray):
 
 
 def test_one_bad_report_does_not_end_a_run_that_waits_for_one(ray):
+    # Bad examples at every worker: on a busy machine a single one's worker may not come to it before the run ends.
     training = ray.training(
-        on=digits_with(Spoilt(400, [7])), pace={"name": "k-batch-async", "k": 1}, stop={"epochs": 2},
+        on=digits_with(Spoilt(400, range(7, 400, 50))), pace={"name": "k-batch-async", "k": 1}, stop={"epochs": 2},
         period={"name": "constant", "p": 2, "wire": "int8"}, optimizer=MOMENTUM,
     )  # fmt: skip
     assert training.run() == "done"
