@@ -36,7 +36,7 @@ from hemiola.training import Training
 
 WORKERS, K = 4, 2
 SIZES = {"1 k": (1_000, 50, ">= 0.8"), "1 M": (1_000_000, 10, ">= 0.9"), "10 M": (10_000_000, 3, ">= 0.9")}
-DELAY_WORKERS, DELAY_K, DELAY_UPDATES = 4, 2, 150
+DELAY_WORKERS, DELAY_K, DELAY_UPDATES = 8, 4, 150
 
 
 def ratios() -> Iterator[Ratio]:
@@ -184,7 +184,7 @@ def wire() -> Iterator[Ratio]:
 
 
 def against_theory() -> Iterator[Ratio]:
-    for law in ("exponential(0.08)", "shifted-exponential(0.04, 0.04)"):
+    for law in ("exponential(0.05)", "shifted-exponential(0.03, 0.03)"):
         for variant in ("k-sync", "k-batch-sync", "k-async", "k-batch-async"):
             record = delayed_run(law, variant)
             expected = update_time(variant, parse_delay(law), DELAY_WORKERS, DELAY_K).value
