@@ -104,14 +104,15 @@ class Training:
             self.status = "diverged"
             return
         rate = self._rate(update)
-        self._publish(self._next_weights(update.change * self._share_at_work(update), rate))
+        change = self._at_rest_included(update.change, update)
+        self._publish(self._next_weights(change, rate))
         for report in update.reports:
             for batch, sketches in zip(report.stint.batches, report.sketches, strict=True):
                 visit = Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
                 self.plan.order.observe(visit)
         steps = max(len(report.stint.batches) for report in update.reports)
         loss = sum(report.loss for report in update.reports) / len(update.reports)
-        self._note_averaging(update, steps, rate, loss)
+        self._note_averaging(update, change, steps, rate, loss)
         self.plan.pace.updated(
             Arrivals(
                 seconds=update.seconds,
@@ -124,10 +125,11 @@ class Training:
             )
         )
 
-    def _share_at_work(self, update: Update) -> float:
+    def _at_rest_included(self, change: Tensor, update: Update) -> Tensor:
         """A worker whose shard is through counts as standing still: every example weighs the same in an epoch."""
+        resting = self.queues.wake()
         reporting = len(update.reports) + len(update.refused)
-        return reporting / (reporting + self.queues.wake())
+        return change * (reporting / (reporting + resting)) if resting else change
 
     def _next_weights(self, change: Tensor, rate: float) -> Tensor:
         weights = self.versions[self.version].clone()
@@ -149,15 +151,14 @@ class Training:
         live = self.cluster.live_versions() | {self.version}
         self.versions = {version: kept for version, kept in self.versions.items() if version in live}
 
-    def _note_averaging(self, update: Update, steps: int, rate: float, loss: float) -> None:
-        assert update.change is not None
+    def _note_averaging(self, update: Update, change: Tensor, steps: int, rate: float, loss: float) -> None:
         averages, period = self.averages, self.plan.period
         averages.steps += steps
         averages.count += 1
         averages.bytes_per_worker += update.bytes_per_worker
         averages.rate_sum += rate * steps
         averages.spread_sum += rate * steps * update.spread
-        movement = float(update.change[: self.parameters].square().sum()) if period.local else 0.0
+        movement = float(change[: self.parameters].square().sum()) if period.local else 0.0
         seen = Averaging(averages.steps, self.progress, rate, update.spread, movement, loss, steps)
         period.averaged(seen)
         if period.local:
