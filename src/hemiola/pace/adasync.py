@@ -34,7 +34,7 @@ from hemiola.pace.spacings import fit_delays, mean_spacings
 Guard = Literal["delays", "floor", "stuck", "hysteresis"]
 GUARDS: tuple[Guard, ...] = get_args(Guard)
 
-VERSION = 1
+VERSION = 2
 MEMORY = 1024  # delays remembered
 CLEAR = 3.0  # a change of loss is clear from this many standard errors on
 HISTORY = 6  # windows the floor is estimated from; over a longer past a fast beginning looks like a floor nearby

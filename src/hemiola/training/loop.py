@@ -22,7 +22,7 @@ from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
 
-KIND, VERSION = "hemiola-training", 1
+KIND, VERSION = "hemiola-training", 2
 
 
 @dataclass
