@@ -21,8 +21,9 @@ def ratios() -> Iterator[Ratio]:
     yield against_bare_loop("digits-mlp", None)
     data = os.environ.get("HEMIOLA_DATA")
     if not data:
-        raise Skip("cifar10-lenet needs HEMIOLA_DATA")
+        raise Skip("cifar10-lenet and mnist-lenet need HEMIOLA_DATA")
     yield against_bare_loop("cifar10-lenet", Path(data))
+    yield thousand_workers(Path(data))
 
 
 def against_bare_loop(task_name: str, data: Path | None) -> Ratio:
@@ -57,3 +58,22 @@ def against_bare_loop(task_name: str, data: Path | None) -> Ratio:
 
     bar = "<= 1.25" if task_name == "cifar10-lenet" else ""
     return Ratio(f"8 workers on {task_name}", compare(simulated, bare), bar, "simulated cluster / bare PyTorch loop")
+
+
+def thousand_workers(data: Path) -> Ratio:
+    """The most versions of the weights alive at a time, beside a copy for every worker."""
+    settings = {
+        "task": "mnist-lenet",
+        "workers": 1000,
+        "batch": 1,
+        "stop": {"updates": 40},
+        "evaluate": {"every_updates": 40},
+        "pace": {"name": "k-async", "k": 100},
+        "cluster": {"name": "simulated", "delay": "exponential(1)"},
+    }
+    training = Training(*Experiment(settings).cells[0].plan(data))
+    training.records.append({})
+    alive = []
+    training.run(lambda run: alive.append(len(run.versions)) or True)
+    note = "weights held / a copy for every worker, k-async with K = 100"
+    return Ratio("1000 workers on mnist-lenet, memory", max(alive) / training.workers, note=note)

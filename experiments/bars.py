@@ -115,8 +115,11 @@ REPORTS: dict[str, Callable[[Runs], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print the numbers that docs/results.md quotes.")
     parser.add_argument("out", type=Path, help="where the result folders are, each by the name of its experiment")
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*REPORTS, []], help="all that are there if none")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all that are there if none; of {', '.join(REPORTS)}")
     given = parser.parse_args()
+    for name in given.names:
+        if name not in REPORTS:
+            parser.error(f"no experiment {name!r}; there are {', '.join(REPORTS)}")
     for name in given.names or [name for name in REPORTS if (given.out / name / "log.jsonl").exists()]:
         print(f"\n{name}")
         REPORTS[name](read(given.out / name))
