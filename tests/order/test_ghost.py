@@ -67,10 +67,12 @@ def test_a_ghost_is_the_exact_gradient_projected_on_the_input_directions(options
         ):
             groups = along.shape[0]
             gradient = exact[i][f"{number}.weight"].flatten(1).unflatten(0, (groups, -1))  # (groups, out, length)
-            block = gradient @ along.transpose(1, 2)
-            if module.bias is not None:
-                block = torch.cat([block, exact[i][f"{number}.bias"].view(groups, -1, 1)], 2)
-            expected.append(block.flatten())
+            block, bias = gradient @ along.transpose(1, 2), exact[i].get(f"{number}.bias")
+            if isinstance(module, nn.Conv2d):  # a row per direction, and one for the bias
+                expected += [block.transpose(1, 2).flatten()] + ([] if bias is None else [bias])
+            else:  # a column per direction, and one for the bias
+                assert bias is not None
+                expected.append(torch.cat([block[0], bias.unsqueeze(1)], 1).flatten())
         torch.testing.assert_close(rows[i], torch.cat(expected))
     for p, name in ((p, n) for n, p in model.named_parameters()):
         torch.testing.assert_close(p.grad, sum(w * each[name] for w, each in zip(weights, exact, strict=True)))

@@ -311,12 +311,12 @@ def test_state_is_plain_and_refuses_what_is_foreign(name):
     torch.save(order.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    assert (state["kind"], state["version"]) == (name, 1)
+    assert (state["kind"], state["version"]) == (name, 2)
     make(name, [9]).load_state_dict(state)
     with pytest.raises(InputError, match=f"cannot be loaded into the order '{name}'"):
         make(name, [9]).load_state_dict({**state, "kind": "adaptive"})
-    with pytest.raises(InputError, match="version 2, this hemiola reads 1"):
-        make(name, [9]).load_state_dict({**state, "version": 2})
+    with pytest.raises(InputError, match="version 1, this hemiola reads 2"):
+        make(name, [9]).load_state_dict({**state, "version": 1})
     with pytest.raises(InputError, match=r"sizes = \[9\], this run has \[8\]"):
         make(name, [8]).load_state_dict(state)
     with pytest.raises(InputError, match="seed = 0, this run has 1"):

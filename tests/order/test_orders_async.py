@@ -194,7 +194,7 @@ def leans(lockstep, local_steps, positions):
     for worker, position in positions:
         units = sequences[worker][position : position + 2]
         order.observe(Visit(worker, 0, units, torch.from_numpy(rows[units]), local_steps))
-        found.append(order.state_dict()["buffer"]["items"][-1][-1])
+        found.append(order.state_dict()["buffer"]["arrivals"][-1][-1])
     return found
 
 

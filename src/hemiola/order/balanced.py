@@ -22,12 +22,12 @@ from hemiola.contracts import State, Visit
 from hemiola.errors import InputError
 from hemiola.order.balance import Sums, Total, balance
 from hemiola.order.book import Book
-from hemiola.order.buffer import Buffer, Item
+from hemiola.order.buffer import Buffer, Items
 from hemiola.order.monitor import Monitor
 from hemiola.order.sketch import parse_sketch
 from hemiola.streams import stream
 
-VERSION = 1
+VERSION = 2
 OPEN_BOOKS = 4  # per worker; more are open only while nothing at all is reported for several epochs
 
 
@@ -104,7 +104,7 @@ class Balanced:
         self._epochs = [-1 for _ in workers]
         self._books: list[list[Book]] = [[] for _ in workers]
         self._sums: dict[int, Sums] = {}
-        self._buffer = Buffer(len(self._sizes))
+        self._buffer = Buffer(len(self._sizes), self.paired)
         self._monitor = Monitor(len(self._sizes), seed)
         self._skipped = 0
 
@@ -166,16 +166,16 @@ class Balanced:
         book = self._book(visit.worker, visit.epoch)
         if visit.sketches is None or book is None:
             return
-        first = book.count
+        step, number = book.steps, book.count
         fresh = book.add(np.asarray(visit.units))
         rows = as_rows(visit.sketches)
         rows = rows if fresh is None else rows[fresh]
         self._buffer.prepare(rows.shape[1], rows.dtype)
         while len(rows) > (space := self._buffer.space):
-            self._buffer.add(rows[:space], visit.worker, book, first, lean)
+            self._buffer.add(rows[:space], visit.epoch, visit.worker, step, number, lean)
             self._flush()
-            rows, first = rows[space:], first + space
-        self._buffer.add(rows, visit.worker, book, first, lean)
+            rows, number = rows[space:], number + space
+        self._buffer.add(rows, visit.epoch, visit.worker, step, number, lean)
         if book.count == book.size and self._complete(book.epoch):
             self._flush()
             self._monitor.finish(book.epoch, self.total)
@@ -203,40 +203,39 @@ class Balanced:
 
     def _flush(self) -> None:
         """Balance what is in the buffer and write the signs into the books."""
-        buffer = self._buffer
-        for epoch in sorted({place[0] for place in buffer.places[buffer.new :]}):
-            rows, workers, steps = zip(
-                *((row, w, s) for row, (e, w, s) in enumerate(buffer.places) if e == epoch and row >= buffer.new),
-                strict=True,
-            )
-            self._monitor.add(epoch, buffer.rows[list(rows)], np.array(workers), np.array(steps))
-        for epoch in sorted({item.epoch for item in buffer.items}):
-            self._balance(epoch, [item for item in buffer.items if item.epoch == epoch])
-        buffer.clear(book for books in self._books for book in books)
+        buffer, contents = self._buffer, self._buffer.contents()
+        for epoch, rows, where in buffer.new_rows(contents):
+            self._monitor.add(epoch, rows, contents.worker[where], contents.step[where])
+        for epoch, items in contents.items():
+            self._balance(epoch, items)
+        buffer.clear(contents, {(book.epoch, worker) for worker, books in enumerate(self._books) for book in books})
 
-    def _balance(self, epoch: int, items: list[Item]) -> None:
-        workers = np.array([item.worker for item in items])
-        vectors = self._vectors(items)
+    def _balance(self, epoch: int, items: Items) -> None:
+        vectors = self._vectors(epoch, items)
         if epoch not in self._sums:
             self._sums[epoch] = Sums(np.zeros(vectors.shape[1], vectors.dtype) if self.shares else None)
-        books = {worker: self._open_book(worker, epoch) for worker in set(workers.tolist())}
+        workers, numbers = items.worker.tolist(), items.number.tolist()
+        books = {worker: self._open_book(worker, epoch) for worker in set(workers)}
         coins = None
         if self.signs == "probabilistic":
             flips = {
                 worker: stream("signs", self._seed, epoch, worker).random(len(book.signs))
                 for worker, book in books.items()
             }
-            coins = np.array([flips[item.worker][item.number] for item in items])
-        leans = np.array([item.lean for item in items])
-        signs = balance(self._sums[epoch], vectors, workers, leans, coins, self.total)
-        for item, sign in zip(items, signs.tolist(), strict=True):
-            books[item.worker].signs[item.number] = sign
+            coins = np.array([flips[worker][number] for worker, number in zip(workers, numbers, strict=True)])
+        signs = balance(self._sums[epoch], vectors, items.worker, items.lean, coins, self.total)
+        if len(books) == 1:
+            books[workers[0]].signs[items.number] = signs
+        else:
+            for worker, number, sign in zip(workers, numbers, signs.tolist(), strict=True):
+                books[worker].signs[number] = sign
         self._skipped += int((signs == 0).sum())
 
-    def _vectors(self, items: list[Item]) -> np.ndarray:
+    def _vectors(self, epoch: int, items: Items) -> np.ndarray:
         """What is signed: in pair balance the difference of each pair."""
         rows = self._buffer.rows
-        differences: np.ndarray = rows[[item.first for item in items]] - rows[[item.second for item in items]]
+        differences: np.ndarray = rows[items.first]
+        differences -= rows[items.second]
         return differences
 
     # ------------------------------------------------------------------------------------------ log and state

@@ -24,7 +24,6 @@ class Book:
         paired: Pair balance or mean balance.
         used: Unit numbers in the order of use; the first ``count`` entries are filled.
         steps: Visits so far.
-        waiting: Where the row of an unpaired unit lies in the order's buffer; -1 if there is none.
     """
 
     epoch: int
@@ -32,7 +31,6 @@ class Book:
     paired: bool
     count: int = 0
     steps: int = 0
-    waiting: int = -1
     used: np.ndarray = field(init=False)
     seen: np.ndarray = field(init=False)
     signs: np.ndarray = field(init=False)
@@ -81,7 +79,6 @@ class Book:
         return {
             "epoch": self.epoch,
             "steps": self.steps,
-            "waiting": self.waiting,
             "used": torch.from_numpy(self.used[: self.count].copy()),
             "signs": torch.from_numpy(self.signs.copy()),
         }
@@ -91,6 +88,6 @@ class Book:
         """The book that ``state_dict`` described."""
         book = cls(int(state["epoch"]), size, paired)
         book.add(state["used"].numpy())
-        book.steps, book.waiting = int(state["steps"]), int(state["waiting"])
+        book.steps = int(state["steps"])
         book.signs[:] = state["signs"].numpy()
         return book

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
@@ -259,10 +258,8 @@ class _ProjectingConvolution(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None, layer: Convolution, deliver: Callable[..., None]
     ) -> Tensor:
-        assert layer.filters is not None
         channels = weight.shape[0]
-        filters = torch.cat([weight, layer.filters.view(-1, *layer.shape)])
-        both = layer.convolve(a, filters, None if bias is None else F.pad(bias, (0, layer.directions)))
+        both = layer.convolve_both(a)
         ctx.save_for_backward(a, weight)
         ctx.kept, ctx.layer, ctx.deliver, ctx.has_bias = both[:, channels:], layer, deliver, bias is not None
         return both[:, :channels].contiguous()
@@ -276,7 +273,7 @@ class _ProjectingConvolution(torch.autograd.Function):
         sizes = [weight.shape[0]] if ctx.has_bias else None
         mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.has_bias and ctx.needs_input_grad[2]]
         conv = layer.conv
-        grads = torch.ops.aten.convolution_backward(
+        grads = torch.ops.aten.convolution_backward.default(
             b, a, weight, sizes, conv.stride, layer.padding, conv.dilation, False, zeros, 1, mask
         )
         ctx.deliver(ctx.kept, b)

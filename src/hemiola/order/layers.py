@@ -151,6 +151,7 @@ class Convolution(Projecting):
         self.shape = (module.in_channels // module.groups, *module.kernel_size)
         self.length = math.prod(self.shape)
         super().__init__(name, module, rank)
+        self._both: tuple[Tensor, Tensor] | None = None
 
     @property
     def directions(self) -> int:
@@ -178,6 +179,22 @@ class Convolution(Projecting):
         """This layer's convolution of an already padded input, with other filters."""
         conv, zeros = self.conv, [0] * len(self.padding)
         return torch.convolution(a, filters, bias, conv.stride, self.padding, conv.dilation, False, zeros, self.groups)
+
+    def adopt(self, directions: Tensor) -> None:
+        super().adopt(directions)
+        assert self.filters is not None
+        weight = self.conv.weight
+        filters = torch.cat([weight.detach(), self.filters.view(-1, *self.shape).to(weight.dtype)])
+        self._both = filters, filters.new_zeros(len(filters))
+
+    def convolve_both(self, a: Tensor) -> Tensor:
+        """This layer's convolution of an already padded input; the projections are the channels that follow."""
+        assert self._both is not None
+        filters, bias = self._both
+        filters[: self.outputs] = self.conv.weight
+        if self.conv.bias is not None:
+            bias[: self.outputs] = self.conv.bias
+        return self.convolve(a, filters, None if self.conv.bias is None else bias)
 
     def patches(self, a: Tensor, coarser: int = 1) -> Tensor:
         """The (batch, groups, length, positions) vectors that meet the weight, at every ``coarser``-th position."""
@@ -211,12 +228,17 @@ class Convolution(Projecting):
         else:
             kept = kept.reshape(b.shape[0], self.groups, self.directions, -1).to(dtype)
         signal = b.to(dtype).reshape(b.shape[0], self.groups, b.shape[1] // self.groups, -1)
-        found = {"weight": signal @ kept.transpose(2, 3)} if "weight" in self.parameters else {}
+        found = []
+        if "weight" in self.parameters and self.rank is None:
+            found.append((signal @ kept.transpose(2, 3)).flatten(1))
+        elif "weight" in self.parameters:
+            # The short factor first: the product is the same and takes two thirds of the time.
+            found.append((kept @ signal.transpose(2, 3)).flatten(1))
         if "bias" in self.parameters:
-            found["bias"] = signal.sum(3, keepdim=True)
+            found.append(signal.sum(3).flatten(1))
         if self.rank is not None:
-            found = {"all": torch.cat(list(found.values()), 3)}
-        return [each.reshape(examples, pieces, -1).sum(1) for each in found.values()]
+            found = [torch.cat(found, 1)]
+        return [each.view(examples, pieces, -1).sum(1) for each in found] if pieces > 1 else found
 
     def fits(self, a: Tensor, examples: int) -> bool:
         return a.dim() == len(self.shape) + 1 and super().fits(a, examples)

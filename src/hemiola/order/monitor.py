@@ -61,9 +61,11 @@ class Monitor:
         if self._fold is None or self._fold.dimension != rows.shape[1]:
             width = rows.shape[1]
             self._fold = Fold(WIDTH, width, self._seed) if width > WIDTH else Exact(width)
-        folded = self._fold.apply(torch.from_numpy(rows)).numpy().astype(np.float64)
-        finite = np.isfinite(folded).all(1)
-        folded, workers, steps = folded[finite], workers[finite], steps[finite]
+        folded = self._fold.apply(torch.from_numpy(rows)).numpy()
+        squares = np.einsum("ij,ij->i", folded, folded)
+        finite = np.isfinite(squares)
+        if not finite.all():
+            folded, squares, workers, steps = folded[finite], squares[finite], workers[finite], steps[finite]
         if not len(folded):
             return
         trace = self._trace(epoch, int(steps.max()) + 1, folded.shape[1])
@@ -71,7 +73,7 @@ class Monitor:
             places, found = _grouped(keys, folded)
             into[places] += found
         np.add.at(trace.units, (steps, workers), 1)
-        trace.squares += float((folded * folded).sum())
+        trace.squares += float(squares.sum(dtype=np.float64))
 
     def finish(self, epoch: int, total: Total | None = None) -> None:
         """The epoch is over: turn what was noted into ``herding``. Nothing happens for an epoch without rows."""

@@ -16,7 +16,7 @@ from hemiola.contracts import State, Visit
 from hemiola.errors import InputError
 from hemiola.order.balanced import VERSION, Balanced, check_begin, check_state
 from hemiola.order.book import Book
-from hemiola.order.buffer import Item
+from hemiola.order.buffer import Items
 from hemiola.streams import stream
 
 DRIFT = 16.0  # units apart at which workers balance alone; docs/order.md has the runs that set it
@@ -102,15 +102,14 @@ class IDGraB(Balanced):
         self._means: dict[int, np.ndarray] = {}
         self._tallies: dict[tuple[int, int], tuple[np.ndarray, int]] = {}
 
-    def _vectors(self, items: list[Item]) -> np.ndarray:
+    def _vectors(self, epoch: int, items: Items) -> np.ndarray:
         """Each gradient less its worker's last mean; on the way the finite ones are counted into the next mean."""
-        vectors = self._buffer.rows[[item.first for item in items]]
-        workers = np.array([item.worker for item in items])
-        for worker in np.unique(workers).tolist():
-            mine = np.flatnonzero(workers == worker)
+        vectors: np.ndarray = self._buffer.rows[items.first]
+        for worker in np.unique(items.worker).tolist():
+            mine = np.flatnonzero(items.worker == worker)
             rows = vectors[mine]
             rows = rows[np.isfinite(rows).all(1)]
-            key = worker, items[0].epoch
+            key = worker, epoch
             tally, count = self._tallies.get(key, (np.zeros(vectors.shape[1]), 0))
             self._tallies[key] = tally + rows.sum(0, dtype=np.float64), count + len(rows)
             if worker in self._means:

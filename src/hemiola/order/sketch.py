@@ -18,7 +18,6 @@ from hemiola.errors import InputError, nearest
 from hemiola.streams import stream
 
 GHOST_WIDTH = 1024
-LARGE_LAP = 2**14  # numbers from which one call per lap costs less than a signed copy of the whole block
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,17 @@ class Fold:
     def apply(self, rows: Tensor) -> Tensor:
         """Fold (units, dimension) rows to (units, width)."""
         dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        out = torch.zeros(rows.shape[0], self.width, dtype=dtype, device=rows.device)
-        self.add_(out, 0, rows)
-        return out
+        if rows.device.type != "cpu":
+            out = torch.zeros(len(rows), self.width, dtype=dtype, device=rows.device)
+            self.add_(out, 0, rows)
+            return out
+        # Called at every step, when a training step has emptied the caches: few calls count for more than few numbers.
+        whole = self.dimension - self.dimension % self.width
+        numbers, signs = rows.detach().to(dtype).numpy(), self._signs.numpy()
+        folded = _sum_laps(numbers[:, :whole], signs[:whole].reshape(-1, self.width))
+        if whole < self.dimension:
+            folded[:, : self.dimension - whole] += numbers[:, whole:] * signs[whole:]
+        return torch.from_numpy(folded)
 
     def add_(self, out: Tensor, offset: int, block: Tensor) -> None:
         """Add what coordinates ``offset ..`` of every unit contribute to ``out``, a (units, width) tensor.
@@ -99,26 +106,27 @@ class Fold:
         """
         if self._signs.device != block.device:
             self._signs = self._signs.to(block.device)
-        units, length = block.shape
+        block, length = block.detach().to(out.dtype), block.shape[1]
+        signs = self._signs[offset : offset + length].to(out.dtype)
         start = offset % self.width
         head = min(self.width - start, length) if start else 0
         laps = (length - head) // self.width
         body = head + laps * self.width
-        self._add_lap(out, start, offset, block[:, :head])
-        if units * self.width >= LARGE_LAP:
-            for lap in range(head, body, self.width):
-                self._add_lap(out, 0, offset + lap, block[:, lap : lap + self.width])
+        if head:
+            out[:, start : start + head].addcmul_(block[:, :head], signs[:head])
+        if laps and out.device.type == "cpu":
+            found = _sum_laps(block[:, head:body].numpy(), signs[head:body].view(laps, self.width).numpy())
+            out += torch.from_numpy(found)
         elif laps:
-            signed = block[:, head:body].to(out.dtype) * self._signs[offset + head : offset + body].to(out.dtype)
-            out += signed.reshape(units, laps, self.width).sum(1)
-        self._add_lap(out, 0, offset + body, block[:, body:])
+            out += (block[:, head:body] * signs[head:body]).view(-1, laps, self.width).sum(1)
+        if body < length:
+            out[:, : length - body].addcmul_(block[:, body:], signs[body:])
 
-    def _add_lap(self, out: Tensor, start: int, offset: int, block: Tensor) -> None:
-        """Add at most one lap around ``out``, from its column ``start`` on."""
-        length = block.shape[1]
-        if length:
-            signs = self._signs[offset : offset + length].to(out.dtype)
-            out[:, start : start + length].addcmul_(block.to(out.dtype), signs)
+
+def _sum_laps(block: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """Sum of (units, laps * width) numbers over their laps, with (laps, width) signs, in one pass and without a copy."""
+    found: np.ndarray = np.einsum("ulw,lw->uw", block.reshape(len(block), *signs.shape), signs)
+    return found
 
 
 def build_sketch(spec: SketchSpec, dimension: int, seed: int) -> Exact | Fold:

@@ -231,14 +231,14 @@ class Watch:
     def _rows(self, each: _Pass) -> Tensor | None:
         if each.recording is None or self.recorder is None:
             gradient = self._gradient(each)
-            return None if gradient is None else gradient / each.scale
+            return None if gradient is None else gradient.div_(each.scale)
         if not each.recording.reached:
             return None
         rows = self.recorder.rows(each.recording)
         if not self._verified:
             self._verify(rows, self._gradient(each))
         # The loss is a mean over the batch, so each signal is 1/N of what the example's own loss would send back.
-        return rows * (each.examples / each.scale)
+        return rows.mul_(each.examples / each.scale)
 
     def _gradient(self, each: _Pass) -> Tensor | None:
         """The sketched gradient of a whole batch."""
