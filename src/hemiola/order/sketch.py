@@ -124,7 +124,7 @@ class Fold:
 
 
 def _sum_laps(block: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Sum of (units, laps * width) numbers over their laps, with (laps, width) signs, in one pass and without a copy."""
+    """Sum of (units, laps * width) numbers over their laps, with (laps, width) signs: one pass, no signed copy."""
     found: np.ndarray = np.einsum("ulw,lw->uw", block.reshape(len(block), *signs.shape), signs)
     return found
 
