@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,8 @@ from hemiola.training import Training
 
 WORKERS, K = 4, 2
 SIZES = {"1 k": (1_000, 50, ">= 0.8"), "1 M": (1_000_000, 10, ">= 0.9"), "10 M": (10_000_000, 3, ">= 0.9")}
-DELAY_WORKERS, DELAY_K, DELAY_UPDATES = 8, 4, 150
+DELAYS = ("exponential(0.08)", "shifted-exponential(0.04, 0.04)")
+DELAY_WORKERS, DELAY_UPDATES = (4, 8), 150
 
 
 def ratios() -> Iterator[Ratio]:
@@ -45,7 +46,7 @@ def ratios() -> Iterator[Ratio]:
     except ImportError:
         raise Skip("Ray is not installed: pip install 'hemiola[ray]'") from None
     logging.getLogger("hemiola").setLevel(logging.ERROR)
-    engine = Engine(None, DELAY_WORKERS)
+    engine = Engine(None, max(DELAY_WORKERS))
     try:
         for name, (floats, updates, bar) in SIZES.items():
             yield from throughput(engine, name, floats, updates, bar)
@@ -108,7 +109,7 @@ def server(engine: Engine, floats: int, exchange: Exchange, k: int, **placement:
     task = Task(name="echo", model=lambda: nn.Linear(1, floats, bias=False), train=examples, test=examples)
     shards = [np.array([worker]) for worker in range(WORKERS)]
     setup = Setup(task, shards, 1, None, Optimizer("SGD", 0.1), exchange, False, 0, "cpu", 1)
-    make = engine.ray.remote(num_cpus=0, concurrency_groups={"control": 1}, **placement)(Echo)
+    make = engine.ray.remote(num_cpus=0, max_concurrency=2, concurrency_groups={"control": 1}, **placement)(Echo)
     roster = Roster(engine, [make.remote() for _ in range(WORKERS)], setup, 1, 0, 600.0)
     pace = KSync(k=k) if k == WORKERS else KAsync(k=k)
     pace.begin(WORKERS)
@@ -184,25 +185,26 @@ def wire() -> Iterator[Ratio]:
 
 
 def against_theory() -> Iterator[Ratio]:
-    for law in ("exponential(0.05)", "shifted-exponential(0.03, 0.03)"):
+    for workers, law in product(DELAY_WORKERS, DELAYS):
+        k = workers // 2
         for variant in ("k-sync", "k-batch-sync", "k-async", "k-batch-async"):
-            record = delayed_run(law, variant)
-            expected = update_time(variant, parse_delay(law), DELAY_WORKERS, DELAY_K).value
-            about = f"P = {DELAY_WORKERS}, K = {DELAY_K}, {DELAY_UPDATES} updates, {law}"
+            record = delayed_run(law, variant, workers, k)
+            expected = update_time(variant, parse_delay(law), workers, k).value
+            about = f"P = {workers}, K = {k}, {DELAY_UPDATES} updates, {law}"
             ratio = record["mean_update_seconds"] / expected
             yield Ratio(f"{variant}: update time over theory", ratio, "<= 1.2", about)
-            off = abs(record["mean_staleness"] - mean_staleness(variant, DELAY_WORKERS, DELAY_K))
+            off = abs(record["mean_staleness"] - mean_staleness(variant, workers, k))
             yield Ratio(f"{variant}: staleness off its law by", off, "<= 0.05", about)
 
 
-def delayed_run(law: str, variant: str) -> dict[str, Any]:
+def delayed_run(law: str, variant: str, workers: int, k: int) -> dict[str, Any]:
     experiment = {
         "task": "digits-logistic",
-        "workers": DELAY_WORKERS,
+        "workers": workers,
         "batch": 4,
         "stop": {"updates": DELAY_UPDATES},
         "evaluate": {"every_updates": DELAY_UPDATES},
-        "pace": {"name": variant, "k": DELAY_K},
+        "pace": {"name": variant, "k": k},
         "cluster": {"name": "ray", "delay": law, "device": "cpu"},
     }
     plan, make = Experiment(experiment).cells[0].plan(None)

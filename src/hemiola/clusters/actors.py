@@ -19,14 +19,13 @@ from hemiola.clusters.clockwork import stint_from, stint_state
 from hemiola.clusters.merging import all_finite, shares, spread_of, weighted_sum
 from hemiola.clusters.ray_engine import Engine
 from hemiola.clusters.ray_roster import Event, Roster, Seat
-from hemiola.clusters.ray_worker import Errand, Momentum, Outcome, Setup, as_tensor
+from hemiola.clusters.ray_worker import FEW_BYTES, Errand, Momentum, Outcome, Setup, as_tensor
 from hemiola.clusters.sender import Sender
 from hemiola.contracts import Pace, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.pace.delays import DelayStreams
 
 KIND, VERSION = "hemiola-ray", 1
-FEW_BYTES = 32 * 1024  # weights up to this size travel with every stint, which costs less than storing them
 TELEMETRY_LIMIT = 1000  # step times in one line of the log; more are thinned out evenly
 
 
@@ -104,6 +103,8 @@ class RayCluster:
             if seat.free:
                 this.idle_seconds += self.now - seat.free_since
                 self._start(seat)
+            if seat.free:
+                self.roster.stop(seat)
         while not self._enough(this):
             wanted = self.pace.k() - len(this.arrived) if self.pace.idles else 1
             for event in self.roster.wait(max(wanted, 1)):
@@ -151,7 +152,8 @@ class RayCluster:
         """The weights of the present version as workers get them: once in the object store, unless they are few."""
         if self._weights is None or self._weights[0] != self.version:
             weights = self.work.read(self.version).numpy()
-            self._weights = (self.version, weights if weights.nbytes <= FEW_BYTES else self.engine.ray.put(weights))
+            few = weights.nbytes <= FEW_BYTES
+            self._weights = (self.version, weights.tobytes() if few else self.engine.ray.put(weights))
         return self._weights[1]
 
     def _take(self, event: Event, this: _Round) -> None:
@@ -175,7 +177,7 @@ class RayCluster:
         seat.free_since = self._last_arrival = self.now
         this.durations.append(outcome.seconds / len(stint.batches))
         self._steps_measured.append(this.durations[-1])
-        this.sent_bytes += _size(outcome)
+        this.sent_bytes += outcome.report_bytes
         if seat.hung or seat.late or self._too_stale(stint):
             this.wasted_seconds += outcome.seconds
             if seat.late and not seat.hung:
@@ -215,7 +217,7 @@ class RayCluster:
             assert seat.stint is not None
             this.censored.append((time.monotonic() - seat.started) / len(seat.stint.batches))
             self._lose(seat, this)
-            self.roster.cancel(seat)
+            self.roster.abandon(seat)
             seat.free_since = self.now
 
     # -------------------------------------------------------------------------------------------------------- merge
@@ -334,12 +336,6 @@ class RayCluster:
         self.roster.close()
         self._weights = None
         self.engine.close()
-
-
-def _size(outcome: Outcome) -> int:
-    """Bytes of a report: the change and the sketches that rode on it."""
-    payload = 0 if outcome.payload is None else outcome.payload.nbytes
-    return payload + sum(rows.nbytes for rows in outcome.sketches if rows is not None)
 
 
 def _sketches(outcome: Outcome) -> tuple[Tensor | None, ...]:

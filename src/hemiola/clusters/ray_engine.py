@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from hemiola.errors import InputError
 
 # Read by Ray when it is imported and by the processes it starts. The second keeps every port on the loopback interface:
@@ -50,6 +52,10 @@ class Engine:
     def __init__(self, address: str | None, workers: int) -> None:
         require_ray()
         self.local = address is None
+        self._threads = torch.get_num_threads()
+        if self.local:
+            # Torch's idle threads spin for a while after every operation, on cores that are the workers'.
+            torch.set_num_threads(1)
         with _quiet(self.local):
             import ray
 
@@ -65,7 +71,8 @@ class Engine:
         self.gpus = float(resources.get("GPU", 0))
 
     def close(self) -> None:
-        """Leave Ray as it was found."""
+        """Leave Ray, and torch, as they were found."""
+        torch.set_num_threads(self._threads)
         if self._owned and self.ray.is_initialized():
             self.ray.shutdown()
             self._restore_handler()

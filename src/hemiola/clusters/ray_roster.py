@@ -7,6 +7,7 @@ it any more; past twice that it counts as dead, and is killed. The dead are star
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from hemiola.clusters.ray_engine import Engine
-from hemiola.clusters.ray_worker import Errand, Outcome, Setup, Worker, pack_errand
+from hemiola.clusters.ray_worker import Errand, Outcome, Setup, Worker, pack_errand, unpack_outcome
 from hemiola.contracts import State, Stint
 from hemiola.errors import InputError
 
@@ -25,6 +26,8 @@ START_SECONDS = 180.0
 ANSWER_SECONDS = 30.0
 PATIENCE = 20.0  # a step that takes so many times the slowest step so far is taken to hang
 FIRST_PATIENCE = 10.0  # factor on hang_seconds while nothing has been measured
+
+_SESSIONS = itertools.count(1)
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Seat:
         deadline: Seconds the stint may take.
         late: An update has passed it by; its report will not be listened to.
         hung: It missed its deadline; its units were given back.
+        abandoned: Number of the stint that it still works on although nobody waits for it, if there is one.
         counted: Number of its last stint that counted.
         momentum: Reference of what the last averaging made of its optimizer's memory, until it is told.
         free_since: When it last had nothing to do.
@@ -56,6 +60,7 @@ class Seat:
     deadline: float = 0.0
     late: bool = False
     hung: bool = False
+    abandoned: int | None = None
     counted: int = -1
     momentum: Any = None
     free_since: float = 0.0
@@ -95,6 +100,7 @@ def new_actor(engine: Engine, workers: int, device: str) -> Any:
         num_cpus=1 if not engine.local and engine.cpus >= workers else 0,
         num_gpus=min(1.0, engine.gpus / workers) if device != "cpu" else 0.0,
         scheduling_strategy="SPREAD",
+        max_concurrency=2,  # a stint, and the message of the one that cancels it
         concurrency_groups={"control": 1},
         max_restarts=0,
         max_task_retries=0,
@@ -158,13 +164,14 @@ class Roster:
     # ----------------------------------------------------------------------------------------------------- starting
 
     def begin(self, memories: dict[int, State]) -> None:
-        """Build everyone's model, with these memories, and wait until all are ready."""
+        """Build everyone's model, with these memories, and wait until all are ready; stints from before are void."""
+        self._session = next(_SESSIONS)
         hellos = _answers(self.engine, [self._begin(seat, memories.get(seat.worker)) for seat in self.seats])
         for seat, hello in zip(self.seats, hellos, strict=True):
             seat.pid = hello["pid"]
 
     def _begin(self, seat: Seat, memory: State | None = None) -> Any:
-        return seat.actor.begin.remote(seat.worker, self._setup, self.directions, memory)
+        return seat.actor.begin.remote(self._session, seat.worker, self._setup, self.directions, memory)
 
     # ------------------------------------------------------------------------------------------------------ working
 
@@ -172,19 +179,26 @@ class Roster:
         """Give a free worker a stint."""
         momentum, seat.momentum = seat.momentum, None
         told = () if momentum is None else (momentum,)
-        seat.reference = seat.actor.run.remote(pack_errand(errand), weights, *told)
+        seat.reference = seat.actor.run.remote(pack_errand(self._session, errand), weights, *told)
         seat.stint = errand.stint
         seat.started = time.monotonic()
         slowest = PATIENCE * self._slowest * len(errand.stint.batches) + sum(errand.sleeps)
         least = self.hang_seconds if self._slowest else FIRST_PATIENCE * self.hang_seconds
         seat.deadline = max(least, slowest)
         seat.late = seat.hung = False
+        seat.abandoned = None
 
-    def cancel(self, seat: Seat) -> None:
-        """Tell a worker to stop, and do not wait for it."""
+    def abandon(self, seat: Seat) -> None:
+        """Do not wait for this worker any more. Its next stint will stop it; where there is none, ``stop`` does."""
         assert seat.stint is not None
-        seat.actor.cancel.options(concurrency_group="control").remote(seat.stint.number)
+        seat.abandoned = seat.stint.number
         seat.stint = seat.reference = None
+
+    def stop(self, seat: Seat) -> None:
+        """Tell an abandoned worker that has no next stint to stop."""
+        if seat.abandoned is not None:
+            seat.actor.cancel.remote(seat.abandoned)
+            seat.abandoned = None
 
     def wait(self, wanted: int) -> list[Event]:
         """What happened until so many workers had something to tell, or a little time passed."""
@@ -210,6 +224,7 @@ class Roster:
             seat.pid = outcome["pid"]
             check_versions([outcome])
             return Event(seat, "ready")
+        outcome = unpack_outcome(outcome)
         self._slowest = max(self._slowest, outcome.seconds / len(seat.stint.batches))
         return Event(seat, "finished", outcome)
 
@@ -229,7 +244,7 @@ class Roster:
     def _died(self, seat: Seat, why: str) -> Event:
         """Replace a dead actor, or leave the seat empty if it died too often; the stint is the caller's to see to."""
         seat.deaths += 1
-        seat.counted, seat.momentum = -1, None
+        seat.abandoned, seat.counted, seat.momentum = None, -1, None
         if seat.deaths > self.max_restarts:
             log.warning(
                 "worker %d died (%s) and is not started again: max_restarts = %d", seat.worker, why, self.max_restarts

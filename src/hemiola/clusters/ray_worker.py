@@ -1,7 +1,8 @@
 """One worker of the Ray cluster: the class every actor is an instance of.
 
-The server sends a stint with the weights it is to be run from and gets an `Outcome` back. A second thread of the actor
-listens to ``cancel`` meanwhile; the stint looks at what it left between two local steps and while it sleeps.
+The server sends a stint with the weights it is to be run from and gets an `Outcome` back. A stint cancels those before
+it, so its message arrives in a second thread while another stint may still run; that one looks at what the message left
+between two local steps and while it sleeps.
 
 A stint that did not count leaves no trace. Whether it counted is known to the server only, which says so with the next
 stint; if it did not, the worker goes back to what its optimizer and its end of the wire remembered before it.
@@ -93,6 +94,16 @@ class Outcome(NamedTuple):
     sketches: tuple[np.ndarray | None, ...]
     momentum: dict[str, np.ndarray] | None
 
+    @property
+    def report_bytes(self) -> int:
+        """Of the change and the sketches that ride on it."""
+        return sum(part.nbytes for part in (self.payload, *self.sketches) if part is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything."""
+        return self.report_bytes + sum(vector.nbytes for vector in (self.momentum or {}).values())
+
 
 class Momentum(NamedTuple):
     """What an averaging made of the optimizers' memories: their mean by name, or None to forget everything."""
@@ -105,9 +116,11 @@ class _CancelledError(Exception):
 
 
 class Worker:
-    """One worker. Methods are called by the server only, ``run`` in one thread and the others in a second one."""
+    """One worker. Methods are called by the server only, at most two at a time, and ``memory`` besides."""
 
     def __init__(self) -> None:
+        self._turn = threading.Lock()  # of the stint that runs
+        self._session = 0
         self._bell = threading.Condition()
         self._cancelled = -1  # number of the last stint that is not wanted any more
         self._memory_lock = threading.Lock()
@@ -125,21 +138,30 @@ class Worker:
             "pid": os.getpid(),
         }
 
-    def begin(self, worker: int, setup: Setup, directions: State | None, memory: State | None) -> dict[str, Any]:
-        """Build the model; take over ghost directions and an earlier worker's memory, if there are any."""
-        torch.set_num_threads(setup.threads)
-        self.worker = worker
-        self.setup = setup
-        self._cancelled, self._ahead = -1, None
-        self.runner = StintRunner(
-            setup.task, setup.shards, setup.unit, setup.sketch, setup.optimizer, setup.seed, pick_device(setup.device)
-        )
-        self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
-        self._settled = memory if memory is not None else self._live()
-        self._recall()
-        if directions is not None and self.runner.unit_gradients is not None:
-            self.runner.unit_gradients.load_state_dict(directions)
-        return self.hello()
+    def begin(
+        self, session: int, worker: int, setup: Setup, directions: State | None, memory: State | None
+    ) -> dict[str, Any]:
+        """Build the model; take over ghost directions and an earlier worker's memory, if there are any.
+
+        Sessions are numbered: what belongs to an earlier one is not looked at any more. That can be this very call,
+        where messages that were sent one after the other are taken at the same time.
+        """
+        with self._turn:
+            if session < self._session:
+                return self.hello()
+            torch.set_num_threads(setup.threads)
+            self._session, self.worker, self.setup = session, worker, setup
+            self._cancelled, self._ahead = -1, None
+            self.runner = StintRunner(
+                *(setup.task, setup.shards, setup.unit, setup.sketch, setup.optimizer, setup.seed),
+                pick_device(setup.device),
+            )
+            self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
+            self._settled = memory if memory is not None else self._live()
+            self._recall()
+            if directions is not None and self.runner.unit_gradients is not None:
+                self.runner.unit_gradients.load_state_dict(directions)
+            return self.hello()
 
     def find_directions(self, units: int) -> State:
         """Ghost directions from the first units of every shard; all workers must use the same ones."""
@@ -153,20 +175,32 @@ class Worker:
 
     # ----------------------------------------------------------------------------------------------------- a stint
 
-    def run(self, message: bytes, weights: np.ndarray, momentum: Momentum | None = None) -> Outcome:
-        """Run a stint, an `Errand` as ``pack_errand`` made it, from these weights."""
+    def run(self, message: bytes, weights: np.ndarray | bytes, momentum: Momentum | None = None) -> Outcome | bytes:
+        """Run a stint, an `Errand` as ``pack_errand`` made it, from these weights; stints before it are cancelled."""
         began = time.perf_counter()
-        errand: Errand = pickle.loads(message)
+        session, errand = unpack_errand(message)
+        if session == self._session:
+            self.cancel(errand.stint.number - 1)
+        with self._turn:
+            try:
+                if session != self._session:
+                    raise _CancelledError
+                return pack_outcome(self._run(errand, weights, momentum, began))
+            except _CancelledError:
+                return pack_outcome(Outcome(time.perf_counter() - began, 0.0, None, (), None))
+
+    def _run(self, errand: Errand, weights: np.ndarray | bytes, momentum: Momentum | None, began: float) -> Outcome:
         stint = errand.stint
+        self._wait_until(stint.number, began)  # A stint after this one may have been the first to get its turn.
+        torch.set_num_threads(self.setup.threads)  # holds for this thread only
         self._settle(errand.counted)
         if momentum is not None:
             self._take_momentum(momentum)
+        start = np.frombuffer(weights, self.runner.initial.numpy().dtype) if isinstance(weights, bytes) else weights
         with self._memory_lock:
             self._running, self._ahead = True, stint.number
         try:
-            change, finished = self._compute(errand, as_tensor(weights), began)
-        except _CancelledError:
-            return Outcome(time.perf_counter() - began, 0.0, None, (), None)
+            change, finished = self._compute(errand, as_tensor(start), began)
         finally:
             self._running = False
         seconds = time.perf_counter() - began
@@ -179,7 +213,7 @@ class Worker:
         return Outcome(seconds, loss, payload, rows, self._vectors() if averages else None)
 
     def cancel(self, number: int) -> None:
-        """Stop the stint of this number, whether it runs or has not begun."""
+        """Stop the stints up to this number, whether they run or have not begun."""
         with self._bell:
             self._cancelled = max(self._cancelled, number)
             self._bell.notify_all()
@@ -191,7 +225,6 @@ class Worker:
         def after_step(index: int) -> None:
             self._wait_until(stint.number, began if ends is None else ends[index])
 
-        self._wait_until(stint.number, began)
         if self.setup.local:
             changes, finished = self.runner.changes([start], [stint], [errand.wanted], after_step)
         else:
@@ -252,9 +285,31 @@ class Worker:
         return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.dim() == 1]
 
 
-def pack_errand(errand: Errand) -> bytes:
+FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
+
+
+def pack_errand(session: int, errand: Errand) -> bytes:
     """An errand as bytes; Ray would pickle it in Python, which takes longer than everything else the server does."""
-    return pickle.dumps(errand, pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((session, errand), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_errand(message: bytes) -> tuple[int, Errand]:
+    """What `pack_errand` has packed."""
+    session, errand = pickle.loads(message)
+    return session, errand
+
+
+def pack_outcome(outcome: Outcome) -> Outcome | bytes:
+    """An outcome as bytes, for the same reason, unless it is long: then it is shared and must not be copied."""
+    return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL) if outcome.nbytes <= FEW_BYTES else outcome
+
+
+def unpack_outcome(message: Outcome | bytes) -> Outcome:
+    """What `pack_outcome` has packed."""
+    if isinstance(message, Outcome):
+        return message
+    outcome: Outcome = pickle.loads(message)
+    return outcome
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
