@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 Line = dict
 Runs = dict[str, list[Line]]  # run -> its log lines
@@ -72,24 +72,53 @@ def table(runs: Runs, columns: list[str]) -> None:
         print(f"{run:36s}" + "".join(f"{cell:18.5g}" for cell in cells))
 
 
-def time_to(lines: list[Line], loss: float, step: float) -> float | None:
-    """First time the mean over seeds is at or below a loss; evaluations are ``step`` cluster seconds apart."""
+def mean_curve(lines: list[Line], step: float) -> list[tuple[float, float]]:
+    """(seconds, loss) averaged over seeds, where all have one; evaluations are ``step`` cluster seconds apart."""
     at = defaultdict(list)
     for line in lines:
         at[round(line["seconds"] / step)].append(line)
     seeds = {line["seed"] for line in lines}
-    for _, some in sorted(at.items()):
-        if len({line["seed"] for line in some}) == len(seeds) and mean(line["train_loss"] for line in some) <= loss:
-            return mean(line["seconds"] for line in some)
-    return None
+    return [
+        (mean(line["seconds"] for line in some), mean(line["train_loss"] for line in some))
+        for _, some in sorted(at.items())
+        if len({line["seed"] for line in some}) == len(seeds)
+    ]
+
+
+def first_at(curve: list[tuple[float, float]], loss: float) -> float | None:
+    """When a curve is at or below a loss for the first time."""
+    return next((seconds for seconds, found in curve if found <= loss), None)
+
+
+def for_good(curve: list[tuple[float, float]], loss: float) -> float | None:
+    """When a curve is at or below a loss and stays there."""
+    above = [number for number, (_, found) in enumerate(curve) if found > loss]
+    after = above[-1] + 1 if above else 0
+    return curve[after][0] if after < len(curve) else None
+
+
+def by_seed(lines: list[Line], loss: float) -> tuple[float, float] | None:
+    """Mean over seeds of when each one's own curve is at or below a loss for the first time, and its standard error."""
+    curves = defaultdict(list)
+    for line in lines:
+        curves[line["seed"]].append((line["seconds"], line["train_loss"]))
+    times = [time for curve in curves.values() if (time := first_at(curve, loss)) is not None]
+    if len(times) < max(2, len(curves)):
+        return None
+    return mean(times), stdev(times) / len(times) ** 0.5
 
 
 def pace(runs: Runs, losses: list[float], step: float) -> None:
-    print(f"{'cluster seconds to a mean loss of':36s}" + "".join(f"{loss:>12}" for loss in losses) + "  final loss")
+    print(f"{'cluster seconds to a mean loss of':38s}" + "".join(f"{loss:>8}" for loss in losses), end="")
+    print(f"{'for good':>10}{'seed by seed':>16}  final loss")
     for run, lines in runs.items():
-        times = [time_to(lines, loss, step) for loss in losses]
-        cells = "".join(f"{'-' if t is None else format(t, '.0f'):>12}" for t in times)
-        print(f"{run:36s}{cells}  {mean(line['train_loss'] for line in last(lines)):.4f}")
+        curve, own = mean_curve(lines, step), by_seed(lines, losses[-1])
+        times = [first_at(curve, loss) for loss in losses] + [for_good(curve, losses[-1])]
+        cells = "".join(
+            f"{'-' if t is None else format(t, '.0f'):>{w}}" for t, w in zip(times, [8] * 3 + [10], strict=True)
+        )
+        seeds = "-" if own is None else f"{own[0]:.0f} +- {own[1]:.0f}"
+        print(f"{run:38s}{cells}{seeds:>16}  {mean(line['train_loss'] for line in last(lines)):.4f}")
 
 
 PERIOD = ["averagings", "mean_period", "train_loss", "test_metric", "weighted_spread", "bytes_per_worker", "seconds"]
