@@ -189,7 +189,8 @@ class RayCluster:
             return
         this.idle_seconds += max(time.monotonic() - seat.started - outcome.seconds, 0.0)
         this.arrived.append(_Arrival(stint, outcome, time.monotonic() - seat.started))
-        seat.counted = stint.number  # Also when it is refused: then the worker has forgotten its optimizer's memory.
+        # Also when it is refused: then the worker has forgotten its optimizer's memory.
+        seat.counted, seat.momentum = stint.number, None
         if not self.pace.idles and len(this.arrived) < self.pace.k():
             self._start(seat)
 

@@ -46,7 +46,7 @@ class Seat:
         hung: It missed its deadline; its units were given back.
         abandoned: Number of the stint that it still works on although nobody waits for it, if there is one.
         counted: Number of its last stint that counted.
-        momentum: Reference of what the last averaging made of its optimizer's memory, until it is told.
+        momentum: Reference of what the last averaging made of its optimizer's memory, until a stint from there counted.
         free_since: When it last had nothing to do.
         deaths: How often it died.
     """
@@ -177,8 +177,7 @@ class Roster:
 
     def send(self, seat: Seat, errand: Errand, weights: Any) -> None:
         """Give a free worker a stint."""
-        momentum, seat.momentum = seat.momentum, None
-        told = () if momentum is None else (momentum,)
+        told = () if seat.momentum is None else (seat.momentum,)
         seat.reference = seat.actor.run.remote(pack_errand(self._session, errand), weights, *told)
         seat.stint = errand.stint
         seat.started = time.monotonic()

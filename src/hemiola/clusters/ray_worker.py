@@ -153,7 +153,12 @@ class Worker:
             self._session, self.worker, self.setup = session, worker, setup
             self._cancelled, self._ahead = -1, None
             self.runner = StintRunner(
-                *(setup.task, setup.shards, setup.unit, setup.sketch, setup.optimizer, setup.seed),
+                setup.task,
+                setup.shards,
+                setup.unit,
+                setup.sketch,
+                setup.optimizer,
+                setup.seed,
                 pick_device(setup.device),
             )
             self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)

@@ -1,0 +1,98 @@
+"""One worker of the Ray cluster, called as Ray calls it, without Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from hemiola.clusters.ray_worker import Errand, Momentum, Outcome, Setup, Worker, pack_errand, unpack_outcome
+from hemiola.contracts import Batch, Stint
+from hemiola.experiment import Experiment
+from hemiola.optimizers import Optimizer
+from hemiola.period.exchange import Exchange
+
+LONG = 60.0  # seconds nobody wants to wait for
+
+
+def setup_of(local: bool = False, hidden: int = 8) -> Setup:
+    task = {"name": "digits-mlp", "hidden": [hidden]}
+    plan, _ = Experiment({"task": task, "workers": 2, "batch": 4}).cells[0].plan(None)
+    optimizer = Optimizer("SGD", 0.1, {"momentum": 0.9})
+    return Setup(plan.task, plan.shards, 1, None, optimizer, Exchange(), local, 0, "cpu", 1)
+
+
+def worker_of(setup: Setup, session: int = 1) -> Worker:
+    worker = Worker()
+    worker.begin(session, 0, setup, None, None)
+    return worker
+
+
+def run(
+    worker: Worker,
+    number: int,
+    sleep: float = 0.0,
+    session: int = 1,
+    counted: int = -1,
+    momentum: Momentum | None = None,
+) -> Outcome:
+    stint = Stint(0, number, number, (Batch(0, 0, np.arange(4 * number, 4 * number + 4)),), (0.1,))
+    message = pack_errand(session, Errand(stint, (False,), (sleep,), counted))
+    return unpack_outcome(worker.run(message, worker.runner.initial.numpy().tobytes(), momentum))
+
+
+def test_a_stint_stops_the_one_before_it() -> None:
+    worker = worker_of(setup_of())
+    first: list[Outcome] = []
+    thread = threading.Thread(target=lambda: first.append(run(worker, 0, sleep=LONG)))
+    thread.start()
+    while not worker._running:
+        time.sleep(0.001)
+    began = time.monotonic()
+    second = run(worker, 1)
+    thread.join()
+    assert time.monotonic() - began < LONG / 2
+    assert first[0].payload is None
+    assert second.payload is not None
+    np.testing.assert_array_equal(second.payload, run(worker_of(setup_of()), 1).payload)
+
+
+def test_a_stint_whose_turn_comes_after_that_of_a_later_one_is_not_run() -> None:
+    worker = worker_of(setup_of())
+    assert run(worker, 5).payload is not None
+    assert run(worker, 4).payload is None
+    assert run(worker, 6).payload is not None
+
+
+def test_messages_of_an_earlier_session_are_void() -> None:
+    worker = worker_of(setup_of(hidden=8), session=7)
+    worker.begin(6, 1, setup_of(hidden=16), None, None)
+    assert worker.worker == 0
+    assert run(worker, 1_000_000, session=6).payload is None
+    outcome = run(worker, 0, session=7)  # not cancelled by the higher number of the other session
+    assert outcome.payload is not None
+    assert len(outcome.payload) == worker_of(setup_of(hidden=8)).runner.initial.numel()
+
+
+@pytest.mark.parametrize("rule", ["average", "reset"])
+def test_momentum_may_be_told_again_until_a_stint_counted(rule: str) -> None:
+    setup = setup_of(local=True)
+
+    def told(worker: Worker) -> Momentum:
+        size = worker.runner.initial.numel()
+        return Momentum({"momentum_buffer": np.full(size, 0.5, np.float32)} if rule == "average" else None)
+
+    straight, repeated = worker_of(setup), worker_of(setup)
+    for worker in (straight, repeated):
+        assert run(worker, 0).payload is not None
+    run(repeated, 1, counted=0, momentum=told(repeated))  # its report comes too late and does not count
+    one = run(straight, 2, counted=0, momentum=told(straight)).payload
+    two = run(repeated, 2, counted=0, momentum=told(repeated)).payload
+    assert one is not None and two is not None
+    np.testing.assert_array_equal(one, two)
+    without = run(worker_of(setup), 2).payload
+    assert without is not None
+    assert torch.equal(torch.from_numpy(one), torch.from_numpy(without)) == (rule == "reset")
