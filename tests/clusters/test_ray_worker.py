@@ -91,7 +91,8 @@ def test_momentum_may_be_told_again_until_a_stint_counted(rule: str) -> None:
     run(repeated, 1, counted=0, momentum=told(repeated))  # its report comes too late and does not count
     one = run(straight, 2, counted=0, momentum=told(straight)).payload
     two = run(repeated, 2, counted=0, momentum=told(repeated)).payload
-    assert one is not None and two is not None
+    assert one is not None
+    assert two is not None
     np.testing.assert_array_equal(one, two)
     without = run(worker_of(setup), 2).payload
     assert without is not None
