@@ -62,7 +62,11 @@ def order(runs: Runs, epochs: list[int]) -> None:
 
 def paces_and_orders(runs: Runs) -> None:
     for pace in dict.fromkeys(run.split(",")[0] for run in runs):
-        order({run: lines for run, lines in runs.items() if run.startswith(pace)}, [30])
+        some = {run: lines for run, lines in runs.items() if run.startswith(pace)}
+        order(some, [30])
+        for run, lines in some.items():
+            at = {point: best_at(every, "train_gap", 30)[0] for point, every in by_point(lines).items()}
+            print(f"  {run} at every point: " + ", ".join(f"{point} {gap:.2e}" for point, gap in at.items()))
 
 
 def table(runs: Runs, columns: list[str]) -> None:
@@ -70,6 +74,19 @@ def table(runs: Runs, columns: list[str]) -> None:
     for run, lines in runs.items():
         cells = [mean(line[column] for line in last(lines)) for column in columns]
         print(f"{run:36s}" + "".join(f"{cell:18.5g}" for cell in cells))
+
+
+def seed_by_seed(runs: Runs, better: str, worse: str) -> None:
+    """How much lower one run's training loss is than another's, seed by seed, with its standard error."""
+    losses = [{line["seed"]: line["train_loss"] for line in last(runs[run])} for run in (better, worse)]
+    found = [losses[1][seed] - losses[0][seed] for seed in losses[0]]
+    print(f"{better} below {worse}: {mean(found):.4f} +- {stdev(found) / len(found) ** 0.5:.4f}")
+
+
+def period_sorted(runs: Runs) -> None:
+    table(runs, PERIOD)
+    seed_by_seed(runs, "adaptive with guards", "QSR")
+    seed_by_seed(runs, "ADPSGD (the paper's rule)", "QSR, fewer averagings")
 
 
 def mean_curve(lines: list[Line], step: float) -> list[tuple[float, float]]:
@@ -114,9 +131,8 @@ def pace(runs: Runs, losses: list[float], step: float) -> None:
     for run, lines in runs.items():
         curve, own = mean_curve(lines, step), by_seed(lines, losses[-1])
         times = [first_at(curve, loss) for loss in losses] + [for_good(curve, losses[-1])]
-        cells = "".join(
-            f"{'-' if t is None else format(t, '.0f'):>{w}}" for t, w in zip(times, [8] * 3 + [10], strict=True)
-        )
+        widths = [8] * len(losses) + [10]
+        cells = "".join(f"{'-' if t is None else format(t, '.0f'):>{w}}" for t, w in zip(times, widths, strict=True))
         seeds = "-" if own is None else f"{own[0]:.0f} +- {own[1]:.0f}"
         print(f"{run:38s}{cells}{seeds:>16}  {mean(line['train_loss'] for line in last(lines)):.4f}")
 
@@ -131,7 +147,7 @@ REPORTS: dict[str, Callable[[Runs], None]] = {
     "order-hmda": lambda runs: table(runs, ["train_loss", "train_gap", "test_metric"]),
     "order-lstm": lambda runs: table(runs, ["train_loss", "test_metric"]),
     "period-digits": lambda runs: table(runs, PERIOD),
-    "period-digits-sorted": lambda runs: table(runs, PERIOD),
+    "period-digits-sorted": period_sorted,
     "period-cifar": lambda runs: table(runs, PERIOD),
     "period-link-10g": lambda runs: table(runs, ["seconds", "averagings", "train_loss"]),
     "period-link-100g": lambda runs: table(runs, ["seconds", "averagings", "train_loss"]),
