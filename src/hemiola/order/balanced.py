@@ -203,6 +203,8 @@ class Balanced:
 
     def _flush(self) -> None:
         """Balance what is in the buffer and write the signs into the books."""
+        if not self._buffer.has_news:
+            return
         buffer, contents = self._buffer, self._buffer.contents()
         for epoch, rows, where in buffer.new_rows(contents):
             self._monitor.add(epoch, rows, contents.worker[where], contents.step[where])

@@ -129,6 +129,11 @@ class Buffer:
         """How many more rows fit."""
         return len(self._rows) - self._count
 
+    @property
+    def has_news(self) -> bool:
+        """Whether rows have come since the last ``clear``."""
+        return self._count > self._waiting
+
     def prepare(self, width: int, dtype: np.dtype[np.floating]) -> None:
         """Make room for rows of this width; called before every ``add``."""
         if self._rows.shape[1] == width:
@@ -170,6 +175,9 @@ class Buffer:
             Arrival(e, w, s, n, 1, lean) for e, w, s, n, lean in zip(*(x[kept].tolist() for x in columns), strict=True)
         ]
         self._count = self._waiting = len(kept)
+        if not self.space:
+            # Workers that wait in several epochs at once, which is rare, must find room for what they wait for.
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
 
     def state_dict(self) -> State:
         """Plain numbers and tensors."""
@@ -185,6 +193,8 @@ class Buffer:
         self._rows = np.zeros((0, 0), np.float32)
         if rows.shape[1]:
             self.prepare(rows.shape[1], rows.dtype)
+        if len(rows) >= len(self._rows):
+            self._rows = np.concatenate([rows, np.zeros_like(rows)])
         self._rows[: len(rows)] = rows
         self._count, self._waiting = len(rows), int(state["waiting"])
         self._arrivals = [
