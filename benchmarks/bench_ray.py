@@ -22,7 +22,7 @@ from hemiola.clusters.actors import RayCluster
 from hemiola.clusters.ray_engine import Engine
 from hemiola.clusters.ray_factory import RayFactory
 from hemiola.clusters.ray_roster import Roster
-from hemiola.clusters.ray_worker import Errand, Setup, Worker
+from hemiola.clusters.ray_worker import THREADS, Errand, Setup, Worker
 from hemiola.clusters.stints import Finished
 from hemiola.contracts import Batch, Stint
 from hemiola.experiment import Experiment
@@ -109,7 +109,7 @@ def server(engine: Engine, floats: int, exchange: Exchange, k: int, **placement:
     task = Task(name="echo", model=lambda: nn.Linear(1, floats, bias=False), train=examples, test=examples)
     shards = [np.array([worker]) for worker in range(WORKERS)]
     setup = Setup(task, shards, 1, None, Optimizer("SGD", 0.1), exchange, False, 0, "cpu", 1)
-    make = engine.ray.remote(num_cpus=0, max_concurrency=2, concurrency_groups={"control": 1}, **placement)(Echo)
+    make = engine.ray.remote(num_cpus=0, **THREADS, **placement)(Echo)
     roster = Roster(engine, [make.remote() for _ in range(WORKERS)], setup, 1, 0, 600.0)
     pace = KSync(k=k) if k == WORKERS else KAsync(k=k)
     pace.begin(WORKERS)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from hemiola.clusters.ray_engine import Engine
-from hemiola.clusters.ray_worker import Errand, Outcome, Setup, Worker, pack_errand, unpack_outcome
+from hemiola.clusters.ray_worker import THREADS, Errand, Outcome, Setup, Worker, pack_errand, unpack_outcome
 from hemiola.contracts import State, Stint
 from hemiola.errors import InputError
 
@@ -100,10 +100,9 @@ def new_actor(engine: Engine, workers: int, device: str) -> Any:
         num_cpus=1 if not engine.local and engine.cpus >= workers else 0,
         num_gpus=min(1.0, engine.gpus / workers) if device != "cpu" else 0.0,
         scheduling_strategy="SPREAD",
-        max_concurrency=2,  # a stint, and the message of the one that cancels it
-        concurrency_groups={"control": 1},
         max_restarts=0,
         max_task_retries=0,
+        **THREADS,
     )
     return make(Worker).remote()
 

@@ -32,6 +32,10 @@ from hemiola.contracts import Batch, State, Stint, Task
 from hemiola.optimizers import Optimizer
 from hemiola.period.exchange import Exchange
 
+FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
+THREADS = {"max_concurrency": 2, "concurrency_groups": {"control": 1}}
+"""Of an actor: one for a stint, one for the message of the stint that cancels it, and one for ``memory``."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -288,9 +292,6 @@ class Worker:
         optimizer = self.runner.local.get(self.worker)
         state: dict[str, Any] = {} if optimizer is None else next(iter(optimizer.state.values()), {})
         return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.dim() == 1]
-
-
-FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
 
 
 def pack_errand(session: int, errand: Errand) -> bytes:
