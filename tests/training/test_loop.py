@@ -1,5 +1,8 @@
 """The loop against what one would write by hand, and against its own reductions."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,16 +12,17 @@ from hemiola.experiment import Experiment
 from hemiola.streams import seed_torch
 from hemiola.tasks import Task
 from hemiola.training import Training
+from hemiola.training.loop import HOPELESS
 
 
-def training(task: Task | None = None, **fields) -> Training:
-    """A run of an experiment; with ``task``, of that task instead of the named one."""
+def training(task: Task | None = None, deal: list[np.ndarray] | None = None, **fields) -> Training:
+    """A run of an experiment; with ``task``, of that task instead of the named one; with ``deal``, on those shards."""
     experiment = Experiment({"task": "digits-logistic", "workers": 4, "batch": 5, "stop": {"epochs": 1}, **fields})
     (cell,) = experiment.cells
     if task is not None:
         object.__setattr__(cell, "task", lambda data: task)
     plan, make_cluster = cell.plan(None)
-    return Training(plan, make_cluster)
+    return Training(plan if deal is None else replace(plan, shards=deal), make_cluster)
 
 
 def finished(**fields) -> Training:
@@ -164,16 +168,71 @@ def marked_task(share: float) -> Task:
     return Task(name="marked", model=Exploding, train=(inputs, targets), test=(inputs[-8:], targets[-8:]))
 
 
+def unseen(run: Training) -> Training:
+    """Without evaluations: they would see the marked examples too, and find the loss not finite."""
+    run._evaluate = lambda: run.records.append({"train_loss": 0.0})
+    return run
+
+
 @pytest.mark.parametrize("period", ["full", {"name": "constant", "p": 2}])
 def test_a_report_that_is_not_finite_is_refused_and_the_others_count(period):
-    run = training(marked_task(1 / 64), workers=4, batch=4, period=period, stop={"epochs": 1})
-    run.evaluator = None
-    run._evaluate = lambda: run.records.append({"train_loss": 0.0})
+    run = unseen(training(marked_task(1 / 64), workers=4, batch=4, period=period, stop={"epochs": 1}))
     assert run.run() == "done"
     assert bool(torch.isfinite(weights(run)).all())
     refused = run.ledger.total("refused")
     assert refused == (4 if period == "full" else 8)
     assert refused + run.ledger.total("used") == 64
+
+
+@pytest.mark.parametrize("pace", ["k-sync", "k-async", "k-batch-async"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_update_of_nothing_but_nan_leaves_the_weights_and_the_run_goes_on(pace, workers):
+    moved = []
+
+    def after_update(run: Training) -> bool:
+        moved.append((run.ledger.total("used"), weights(run).clone()))
+        return True
+
+    run = unseen(
+        training(
+            marked_task(1 / 64),
+            workers=workers,
+            batch=4,
+            pace={"name": pace, "k": 1},
+            cluster=SHIFTED,
+            stop={"epochs": 3},
+        )
+    )
+    assert run.run(after_update) == "done"
+    assert run.ledger.total("refused") > 0
+    assert run.ledger.total("refused") + run.ledger.total("used") >= 3 * 64
+    for (used, before), (used_after, after) in itertools.pairwise(moved):
+        assert torch.equal(before, after) == (used == used_after)
+    assert len(moved) == run.version
+
+
+def test_a_worker_of_nothing_but_nan_does_not_end_the_run_of_the_others_though_it_is_faster():
+    others = {"1": 8, "2": 8, "3": 8}
+    run = training(
+        marked_task(1 / 4), np.split(np.arange(64), 4), workers=4, batch=4, pace={"name": "k-async", "k": 1},
+        cluster={"name": "simulated", "delay": "shifted-exponential(1, 1)", "slow": others}, stop={"epochs": 30},
+    )  # fmt: skip
+    assert unseen(run).run() == "done"
+    refused, used = run.ledger.totals["refused"], run.ledger.totals["used"]
+    assert used[0] == 0
+    assert refused[1:] == [0, 0, 0]
+    assert refused[0] > sum(used[1:]) > 0
+
+
+def test_a_run_ends_as_diverged_when_reports_are_refused_and_nothing_else_comes():
+    run = unseen(training(marked_task(1.0), workers=4, batch=4, pace={"name": "k-async", "k": 1}, stop={"epochs": 99}))
+    assert run.run() == "diverged"
+    assert run.version == HOPELESS * 4
+
+
+def test_a_short_run_in_which_nothing_was_used_ends_as_diverged():
+    run = unseen(training(marked_task(1.0), workers=4, batch=4, stop={"epochs": 1}))
+    assert run.run() == "diverged"
 
 
 def test_a_run_of_nothing_but_nan_ends_as_diverged():

@@ -120,9 +120,7 @@ class RayCluster:
 
     def _enough(self, this: _Round) -> bool:
         """Whether an update can be made: K reports, or as many as the living can give."""
-        reports, k = len(this.arrived), self.pace.k()
-        useful = any(arrival.outcome.payload is not None for arrival in this.arrived)
-        if reports >= k and (useful or reports >= k + self.workers):
+        if len(this.arrived) >= self.pace.k():
             return True
         if any(seat.busy for seat in self.roster.seats):
             return False

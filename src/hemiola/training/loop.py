@@ -22,7 +22,8 @@ from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
 
-KIND, VERSION = "hemiola-training", 2
+KIND, VERSION = "hemiola-training", 3
+HOPELESS = 10  # reports a worker, all of them not finite and nothing else in between: the run has diverged
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Training:
         self.wall_seconds = 0.0
         self._stints_given = [0] * self.workers
         self._marks = 0
+        self._refused_in_a_row = 0
         self.cluster = make_cluster(plan, self)
 
     # ------------------------------------------------------------------------------------------------------- the loop
@@ -90,7 +92,7 @@ class Training:
             self._apply(update)
             self.wall_seconds += time.perf_counter() - began
             if self.status == "running" and self.progress >= 1 - 1e-12:
-                self.status = "done"
+                self.status = "done" if self.ledger.total("used") else "diverged"
             if self.status != "running" or self._due():
                 self._evaluate()
             if after_update is not None and not after_update(self):
@@ -101,18 +103,9 @@ class Training:
         """Turn a merged update into the next version of the weights, and tell the policies."""
         self.ledger.record(update)
         if update.change is None:
-            self.status = "diverged"
-            return
-        rate = self._rate(update)
-        change = self._at_rest_included(update.change, update)
-        self._publish(self._next_weights(change, rate))
-        for report in update.reports:
-            for batch, sketches in zip(report.stint.batches, report.sketches, strict=True):
-                visit = Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
-                self.plan.order.observe(visit)
-        steps = max(len(report.stint.batches) for report in update.reports)
-        loss = sum(report.loss for report in update.reports) / len(update.reports)
-        self._note_averaging(update, change, steps, rate, loss)
+            self._stay(update)
+        else:
+            self._move(update, update.change)
         self.plan.pace.updated(
             Arrivals(
                 seconds=update.seconds,
@@ -124,6 +117,30 @@ class Training:
                 staleness=[report.staleness for report in update.reports],
             )
         )
+
+    def _stay(self, update: Update) -> None:
+        """Nothing came that is finite. One bad worker or example must not end a run, so the same weights are tried on.
+
+        They are the next version all the same: workers go on, and staleness counts updates.
+        """
+        self.queues.wake()
+        self._refused_in_a_row += len(update.refused)
+        if self._refused_in_a_row >= HOPELESS * self.workers:
+            self.status = "diverged"
+        self._publish(self.versions[self.version])
+
+    def _move(self, update: Update, merged: Tensor) -> None:
+        self._refused_in_a_row = 0
+        rate = self._rate(update)
+        change = self._at_rest_included(merged, update)
+        self._publish(self._next_weights(change, rate))
+        for report in update.reports:
+            for batch, sketches in zip(report.stint.batches, report.sketches, strict=True):
+                visit = Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
+                self.plan.order.observe(visit)
+        steps = max(len(report.stint.batches) for report in update.reports)
+        loss = sum(report.loss for report in update.reports) / len(update.reports)
+        self._note_averaging(update, change, steps, rate, loss)
 
     def _at_rest_included(self, change: Tensor, update: Update) -> Tensor:
         """A worker whose shard is through counts as standing still: every example weighs the same in an epoch."""
@@ -310,6 +327,7 @@ class Training:
             "wall_seconds": self.wall_seconds,
             "stints_given": list(self._stints_given),
             "marks": self._marks,
+            "refused_in_a_row": self._refused_in_a_row,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -333,6 +351,7 @@ class Training:
         self.wall_seconds = state["wall_seconds"]
         self._stints_given = list(state["stints_given"])
         self._marks = state["marks"]
+        self._refused_in_a_row = state["refused_in_a_row"]
 
     def close(self) -> None:
         """Release the cluster."""
