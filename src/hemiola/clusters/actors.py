@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hemiola.clusters.clockwork import stint_from, stint_state
-from hemiola.clusters.merging import all_finite, shares, spread_of, weighted_sum
+from hemiola.clusters.merging import all_finite, fresh_like, shares, spread_of, weighted_sum
 from hemiola.clusters.ray_engine import Engine
 from hemiola.clusters.ray_roster import Event, Roster, Seat
 from hemiola.clusters.ray_worker import FEW_BYTES, Errand, Momentum, Outcome, Setup, as_tensor
@@ -81,6 +81,7 @@ class RayCluster:
         self._steps_measured: list[float] = []
         self._exchanges_measured: list[float] = []
         self._last_arrival = 0.0
+        self._sum: Tensor | None = None  # the last update's change; new memory for each would cost a pass over it
         self._sender = Sender(setup.exchange, work.read(0).numel(), setup.seed)
 
     @property
@@ -261,7 +262,10 @@ class RayCluster:
     def _mean(self, rows: list[Tensor], good: list[_Arrival]) -> Tensor | None:
         if not rows:
             return None
-        return weighted_sum(rows, shares(self.work, self.pace, self.version, [arrival.stint for arrival in good]))
+        factors = shares(self.work, self.pace, self.version, [arrival.stint for arrival in good])
+        if self._sum is None:
+            self._sum = fresh_like(rows[0])
+        return weighted_sum(rows, factors, self._sum)
 
     def _combine_momentum(self, good: list[_Arrival]) -> None:
         """Tell the merged workers, with their next stint, what became of their optimizers' memories."""

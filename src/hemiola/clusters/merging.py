@@ -23,9 +23,9 @@ def shares(work: Work, pace: Pace, version: int, stints: Sequence[Stint]) -> lis
     return factors
 
 
-def weighted_sum(rows: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+def weighted_sum(rows: Sequence[Tensor], factors: Sequence[float], out: Tensor | None = None) -> Tensor:
     """The factors times the rows, added up. Rows are read once, in place; they may lie in shared memory."""
-    total = torch.mul(rows[0], factors[0], out=fresh_like(rows[0]))
+    total = torch.mul(rows[0], factors[0], out=fresh_like(rows[0]) if out is None else out)
     for row, factor in zip(rows[1:], factors[1:], strict=True):
         total.add_(row, alpha=factor)
     return total
