@@ -203,7 +203,7 @@ def test_what_was_cancelled_leaves_no_trace_in_optimizer_or_residual(ray):
     """Worker 0 alone counts; the others' memories must stay empty though they took local steps."""
     experiment = {"period": {"name": "constant", "p": 3, "wire": "int8"}, "optimizer": MOMENTUM}
     training = ray.training(pace={"name": "k-sync", "k": 1}, delay="constant(0.01)", stop={"updates": 10}, **experiment)
-    ray.cluster.delays.factors[1:] = 30.0
+    ray.cluster.delays.factors[1:] = 3000.0  # half a minute a step: longer than any machine keeps worker 0 waiting
     training.run()
     memories = ray.cluster.roster.memories()
     assert memories[0]["optimizer"] is not None
@@ -361,7 +361,7 @@ def test_a_worker_that_hangs_is_late_and_then_dead(ray, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_roster, "PATIENCE", 0.0)
     flag = tmp_path / "flag"
     task = digits_with(Stuck(flag))
-    training = ray.training(on=task, max_restarts=1, hang_seconds=1.0, stop={"epochs": 500})
+    training = ray.training(on=task, max_restarts=1, hang_seconds=3.0, stop={"epochs": 500})
     before = []
 
     def after_update(training):
