@@ -37,7 +37,7 @@ from hemiola.training import Training
 WORKERS, K = 4, 2
 SIZES = {"1 k": (1_000, 50, ">= 0.8"), "1 M": (1_000_000, 10, ">= 0.9"), "10 M": (10_000_000, 3, ">= 0.9")}
 DELAYS = ("exponential(0.08)", "shifted-exponential(0.04, 0.04)")
-DELAY_WORKERS, DELAY_UPDATES = (4, 8), 150
+DELAY_WORKERS, DELAY_UPDATES = (4, 8), 400
 
 
 def ratios() -> Iterator[Ratio]:

@@ -60,6 +60,30 @@ def test_a_stint_stops_the_one_before_it() -> None:
     np.testing.assert_array_equal(second.payload, run(worker_of(setup_of()), 1).payload)
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_a_delayed_step_computes_last_and_not_at_all_if_it_is_cancelled(local: bool) -> None:
+    worker = worker_of(setup_of(local))
+    computed: list[float] = []
+    backward = worker.runner._backward
+    worker.runner._backward = lambda *args, **options: (
+        computed.append(time.perf_counter()) or backward(*args, **options)
+    )
+    run(worker, 0, sleep=LONG / 1e6)
+    assert 0 < worker._step_seconds.most < LONG  # how long it takes is known from now on
+    worker._step_seconds.most = 0.05
+    began = time.perf_counter()
+    assert run(worker, 1, sleep=0.3).seconds >= 0.3
+    assert len(computed) == 2
+    assert computed[1] - began >= 0.25
+    thread = threading.Thread(target=lambda: run(worker, 2, sleep=LONG))
+    thread.start()
+    while not worker._running:
+        time.sleep(0.001)
+    run(worker, 3)
+    thread.join()
+    assert len(computed) == 3
+
+
 def test_a_stint_whose_turn_comes_after_that_of_a_later_one_is_not_run() -> None:
     worker = worker_of(setup_of())
     assert run(worker, 5).payload is not None

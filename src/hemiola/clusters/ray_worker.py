@@ -11,6 +11,7 @@ stint; if it did not, the worker goes back to what its optimizer and its end of 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import platform
@@ -115,6 +116,16 @@ class Momentum(NamedTuple):
     vectors: dict[str, np.ndarray] | None
 
 
+class _Longest:
+    """The longest of the seconds noted lately; without any, for ever."""
+
+    def __init__(self) -> None:
+        self.most = math.inf
+
+    def note(self, seconds: float) -> None:
+        self.most = max(seconds, 0.9 * self.most) if math.isfinite(self.most) else seconds
+
+
 class _CancelledError(Exception):
     """The server does not want this stint any more."""
 
@@ -156,6 +167,7 @@ class Worker:
             torch.set_num_threads(setup.threads)
             self._session, self.worker, self.setup = session, worker, setup
             self._cancelled, self._ahead = -1, None
+            self._step_seconds = _Longest()
             self.runner = StintRunner(
                 setup.task,
                 setup.shards,
@@ -228,11 +240,21 @@ class Worker:
             self._bell.notify_all()
 
     def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, Finished]:
+        """The local steps of a stint, each as long as it is to take.
+
+        A step with a delay sleeps first and computes last, to be ready when its time is over. Would it compute first,
+        all workers that an update has started would do so at the same time, on a machine they share; and who is
+        cancelled would have done it for nothing.
+        """
         stint = errand.stint
-        ends = began + np.cumsum(errand.sleeps) if errand.sleeps else None
+        ends = (began + np.cumsum(errand.sleeps)).tolist()
+        woke = self._sleep_before(stint.number, ends, 0)
 
         def after_step(index: int) -> None:
-            self._wait_until(stint.number, began if ends is None else ends[index])
+            nonlocal woke
+            self._step_seconds.note(time.perf_counter() - woke)
+            self._wait_until(stint.number, ends[index] if ends else began)
+            woke = self._sleep_before(stint.number, ends, index + 1)
 
         if self.setup.local:
             changes, finished = self.runner.changes([start], [stint], [errand.wanted], after_step)
@@ -240,6 +262,12 @@ class Worker:
             changes, finished = self.runner.gradients([start], [stint], [errand.wanted[0]])
             after_step(0)
         return changes[0], finished
+
+    def _sleep_before(self, number: int, ends: list[float], index: int) -> float:
+        """Sleep as long as this step can and still end in time; returns when it begins."""
+        if index < len(ends):
+            self._wait_until(number, ends[index] - self._step_seconds.most)
+        return time.perf_counter()
 
     def _wait_until(self, number: int, moment: float) -> None:
         """Sleep until the moment unless it has passed; raise as soon as the stint is cancelled."""
