@@ -91,6 +91,21 @@ def test_a_stint_whose_turn_comes_after_that_of_a_later_one_is_not_run() -> None
     assert run(worker, 6).payload is not None
 
 
+def test_a_new_session_stops_the_stint_of_the_one_before() -> None:
+    worker = worker_of(setup_of())
+    first: list[Outcome] = []
+    thread = threading.Thread(target=lambda: first.append(run(worker, 7, sleep=LONG)))
+    thread.start()
+    while not worker._running:
+        time.sleep(0.001)
+    began = time.monotonic()
+    worker.begin(2, 0, setup_of(), None, None)
+    thread.join()
+    assert time.monotonic() - began < LONG / 2
+    assert first[0].payload is None
+    assert run(worker, 0, session=2).payload is not None
+
+
 def test_messages_of_an_earlier_session_are_void() -> None:
     worker = worker_of(setup_of(hidden=8), session=7)
     worker.begin(6, 1, setup_of(hidden=16), None, None)

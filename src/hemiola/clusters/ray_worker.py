@@ -15,6 +15,7 @@ import math
 import os
 import pickle
 import platform
+import sys
 import threading
 import time
 import warnings
@@ -158,9 +159,11 @@ class Worker:
     ) -> dict[str, Any]:
         """Build the model; take over ghost directions and an earlier worker's memory, if there are any.
 
-        Sessions are numbered: what belongs to an earlier one is not looked at any more. That can be this very call,
-        where messages that were sent one after the other are taken at the same time.
+        Sessions are numbered: what belongs to an earlier one is stopped, or not looked at any more. That can be this
+        very call, where messages that were sent one after the other are taken at the same time.
         """
+        if session > self._session:
+            self.cancel(sys.maxsize)
         with self._turn:
             if session < self._session:
                 return self.hello()
