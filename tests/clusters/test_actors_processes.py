@@ -232,8 +232,11 @@ def test_a_start_that_takes_too_long_is_tried_again_and_cleaned_up_after(monkeyp
 
 
 def test_auto_without_a_cluster_is_refused(tmp_path):
-    """In a process of its own: here, Ray may be running already."""
-    script = "from hemiola.clusters.ray_engine import Engine; Engine('auto', 2)"
+    """In a process of its own, since here Ray may be running; one that someone else runs on this machine is hidden."""
+    script = (
+        "from ray._private import services; services._find_address_from_flag = lambda flag: set(); "
+        "from hemiola.clusters.ray_engine import Engine; Engine('auto', 2)"
+    )
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment["RAY_TMPDIR"] = str(tmp_path)  # a cluster that died may have left its address in the usual place
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
