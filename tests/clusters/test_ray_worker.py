@@ -44,13 +44,19 @@ def run(
     return unpack_outcome(worker.run(message, worker.runner.initial.numpy().tobytes(), momentum))
 
 
-def test_a_stint_stops_the_one_before_it() -> None:
-    worker = worker_of(setup_of())
-    first: list[Outcome] = []
-    thread = threading.Thread(target=lambda: first.append(run(worker, 0, sleep=LONG)))
+def asleep(worker: Worker, number: int) -> tuple[threading.Thread, list[Outcome]]:
+    """A stint that has begun and will sleep longer than anybody waits, and where its outcome will be."""
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(run(worker, number, sleep=LONG)))
     thread.start()
     while not worker._running:
         time.sleep(0.001)
+    return thread, outcomes
+
+
+def test_a_stint_stops_the_one_before_it() -> None:
+    worker = worker_of(setup_of())
+    thread, first = asleep(worker, 0)
     began = time.monotonic()
     second = run(worker, 1)
     thread.join()
@@ -75,10 +81,7 @@ def test_a_delayed_step_computes_last_and_not_at_all_if_it_is_cancelled(local: b
     assert run(worker, 1, sleep=0.3).seconds >= 0.3
     assert len(computed) == 2
     assert computed[1] - began >= 0.25
-    thread = threading.Thread(target=lambda: run(worker, 2, sleep=LONG))
-    thread.start()
-    while not worker._running:
-        time.sleep(0.001)
+    thread, _ = asleep(worker, 2)
     run(worker, 3)
     thread.join()
     assert len(computed) == 3
@@ -93,17 +96,15 @@ def test_a_stint_whose_turn_comes_after_that_of_a_later_one_is_not_run() -> None
 
 def test_a_new_session_stops_the_stint_of_the_one_before() -> None:
     worker = worker_of(setup_of())
-    first: list[Outcome] = []
-    thread = threading.Thread(target=lambda: first.append(run(worker, 7, sleep=LONG)))
-    thread.start()
-    while not worker._running:
-        time.sleep(0.001)
+    thread, first = asleep(worker, 7)
     began = time.monotonic()
     worker.begin(2, 0, setup_of(), None, None)
     thread.join()
     assert time.monotonic() - began < LONG / 2
     assert first[0].payload is None
     assert run(worker, 0, session=2).payload is not None
+    worker.begin(1, 0, setup_of(), None, None)  # a message that comes too late
+    assert run(worker, 1, session=2).payload is not None
 
 
 def test_messages_of_an_earlier_session_are_void() -> None:

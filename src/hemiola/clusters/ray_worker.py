@@ -15,7 +15,6 @@ import math
 import os
 import pickle
 import platform
-import sys
 import threading
 import time
 import warnings
@@ -136,7 +135,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # of the stint that runs
-        self._session = 0
+        self._session = 0  # of the stint that runs
+        self._newest = 0  # the last session that has begun, or waits for its turn to
         self._bell = threading.Condition()
         self._cancelled = -1  # number of the last stint that is not wanted any more
         self._memory_lock = threading.Lock()
@@ -162,8 +162,9 @@ class Worker:
         Sessions are numbered: what belongs to an earlier one is stopped, or not looked at any more. That can be this
         very call, where messages that were sent one after the other are taken at the same time.
         """
-        if session > self._session:
-            self.cancel(sys.maxsize)
+        with self._bell:
+            self._newest = max(self._newest, session)
+            self._bell.notify_all()
         with self._turn:
             if session < self._session:
                 return self.hello()
@@ -275,8 +276,11 @@ class Worker:
     def _wait_until(self, number: int, moment: float) -> None:
         """Sleep until the moment unless it has passed; raise as soon as the stint is cancelled."""
         with self._bell:
-            if self._bell.wait_for(lambda: self._cancelled >= number, max(moment - time.perf_counter(), 0.0)):
+            if self._bell.wait_for(lambda: self._unwanted(number), max(moment - time.perf_counter(), 0.0)):
                 raise _CancelledError
+
+    def _unwanted(self, number: int) -> bool:
+        return self._cancelled >= number or self._newest > self._session
 
     # ------------------------------------------------------------------------------------------------------ memory
 
