@@ -98,7 +98,8 @@ class Update:
     Attributes:
         reports: The reports that count, sorted by worker, then by age.
         change: Their weighted mean: a gradient when ``Period.local`` is false, else a difference of weights. None when
-            no report of this update was finite: then the weights stay as they are.
+            no report of this update was finite: then the weights stay as they are. The next ``collect`` may use its
+            memory again.
         seconds: Cluster time at which the merged weights exist.
         spread: See the module's vocabulary; 0 for gradients.
         cancelled: Stints thrown away by this update; their units come again.

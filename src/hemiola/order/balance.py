@@ -72,7 +72,7 @@ def balance(
     signs = np.zeros(len(vectors), np.int8)
     finite: np.ndarray | slice = slice(None)
     thresholds = np.zeros(len(vectors))
-    # Squared norms row by row cost as much as a fifth of the signs; mostly their sum says that all of them are finite.
+    # Squared norms row by row cost three times their sum, which mostly says that all of them are finite.
     if coins is not None or total is not None or not math.isfinite(np.vdot(vectors, vectors)):
         squares = np.einsum("ij,ij->i", vectors, vectors).astype(np.float64)
         squares = squares if total is None else total(squares)
