@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from hemiola.errors import InputError
@@ -56,20 +57,7 @@ def perplexity(mean_loss: float) -> float:
 
 def lstm(*, data: Path | None = None) -> Task:
     """A two-layer LSTM, 32 wide, on WikiText-2: CD-GraB's model."""
-    train, test, words = _windows(require("wikitext2", data))
-    return Task(
-        name="wikitext2-lstm",
-        model=partial(LSTM, words, width=32, layers=2),
-        train=train,
-        test=test,
-        losses=word_losses,
-        scores=word_losses,
-        metric="perplexity",
-        higher_is_better=False,
-        summarise=perplexity,
-        lr=5.0,
-        batch=16,
-    )
+    return _next_word("wikitext2-lstm", partial(LSTM, width=32, layers=2), 5.0, data)
 
 
 def gpt(*, width: int = 64, layers: int = 2, heads: int = 4, data: Path | None = None) -> Task:
@@ -78,10 +66,16 @@ def gpt(*, width: int = 64, layers: int = 2, heads: int = 4, data: Path | None =
         raise InputError(f"layers must be at least 1, got {layers}")
     if heads < 1 or width < 1 or width % heads:
         raise InputError(f"width must be a multiple of heads, got {width} and {heads}")
+    model = partial(GPT, width=width, layers=layers, heads=heads, context=WINDOW)
+    return _next_word("wikitext2-gpt", model, 0.5, data)
+
+
+def _next_word(name: str, model: Callable[[int], nn.Module], lr: float, data: Path | None) -> Task:
+    """The task for a model that is made for a number of words."""
     train, test, words = _windows(require("wikitext2", data))
     return Task(
-        name="wikitext2-gpt",
-        model=partial(GPT, words, width=width, layers=layers, heads=heads, context=WINDOW),
+        name=name,
+        model=partial(model, words),
         train=train,
         test=test,
         losses=word_losses,
@@ -89,6 +83,6 @@ def gpt(*, width: int = 64, layers: int = 2, heads: int = 4, data: Path | None =
         metric="perplexity",
         higher_is_better=False,
         summarise=perplexity,
-        lr=0.5,
+        lr=lr,
         batch=16,
     )
