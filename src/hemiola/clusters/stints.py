@@ -105,8 +105,7 @@ class StintRunner:
             return torch.tensor(factors, dtype=changes.dtype) @ changes, finished
         weights = weights.to(self.device)
         read = self.reader.read([(stint.worker, stint.batches[0]) for stint in stints])
-        scale = self._vector([f / n for f, n in zip(factors, read.counts, strict=True)])
-        per_example = scale.repeat_interleave(torch.tensor(read.counts, device=self.device))
+        per_example = self._vector(np.repeat(np.divide(factors, read.counts), read.counts))
         losses, rows = self._backward(weights, read, per_example, any(wanted), stints[0])
         change = self.flat.weights - weights  # zero but for buffers, which the forward pass may have moved
         change[: self.flat.size] = self.flat.gradient
@@ -243,7 +242,7 @@ class StintRunner:
         losses, rows, gradients = [], [], []
         for at, (worker, batch) in enumerate(batches):
             read = self.reader.read([(worker, batch)])
-            per_example = self._vector([1 / read.counts[0]] * read.counts[0])
+            per_example = self._vector(np.full(read.counts[0], 1 / read.counts[0]))
             example_losses, row = self._backward(weights[at], read, per_example, wanted[at], stints[at], index)
             gradient = self.flat.weights - weights[at]
             gradient[: self.flat.size] = self.flat.gradient
@@ -306,7 +305,7 @@ class StintRunner:
         (losses * per_example).sum().backward()  # type: ignore[no-untyped-call]
         return losses.detach(), None
 
-    def _vector(self, numbers: Sequence[float]) -> Tensor:
+    def _vector(self, numbers: np.ndarray) -> Tensor:
         return torch.tensor(numbers, dtype=self.flat.weights.dtype, device=self.device)
 
     def _prepare(self, stint: Stint, index: int) -> None:
