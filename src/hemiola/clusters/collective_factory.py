@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hemiola.clusters.options import Delays, check_upkeep
 from hemiola.contracts import Cluster, Pace, Work
 from hemiola.errors import InputError
-from hemiola.pace.delays import DelayStreams, parse_delay
 from hemiola.period.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -48,18 +48,7 @@ class TorchFactory:
         delay: str | None = None,
         slow: dict[str, float] | None = None,
     ):
-        from hemiola.clusters.table import slow_factors
-
-        if not 0 < timeout < float("inf"):
-            raise InputError(f"timeout must be above 0 and finite, got {timeout}")
-        if checkpoint_every_updates is not None and checkpoint_every_updates < 1:
-            raise InputError(f"checkpoint_every_updates must be at least 1, got {checkpoint_every_updates}")
-        if not checkpoint_every_seconds > 0:
-            raise InputError(f"checkpoint_every_seconds must be above 0, got {checkpoint_every_seconds}")
-        if max_restarts < 0:
-            raise InputError(f"max_restarts must be at least 0, got {max_restarts}")
-        if slow and delay is None:
-            raise InputError(f"slow = {slow} multiplies delays, and there are none; give delay = '...' as well")
+        check_upkeep(max_restarts, checkpoint_every_updates, checkpoint_every_seconds, timeout=timeout)
         self.workers = workers
         self.device = _device(device)
         self.backend = _backend(backend, self.device)
@@ -68,9 +57,7 @@ class TorchFactory:
         self.checkpoint_every_seconds = checkpoint_every_seconds
         self.max_restarts = max_restarts
         self.elastic = elastic
-        self._law = None if delay is None else parse_delay(delay, base)
-        self._factors = slow_factors(slow or {})
-        self._delays(0)
+        self.delays = Delays(base, workers, delay, slow)
 
     def __call__(self, plan: Plan, work: Work) -> Cluster:
         """Build this rank's cluster; the process must have joined its group."""
@@ -90,7 +77,7 @@ class TorchFactory:
         runner = StintRunner(
             plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed, device
         )
-        delays = self._delays(plan.seed)
+        delays = self.delays.streams(plan.seed)
         return CollectiveCluster(work, runner, plan.pace, plan.period, plan.exchange, plan.seed, delays)
 
     def claim_device(self, local_rank: int) -> None:
@@ -112,9 +99,6 @@ class TorchFactory:
                 f"workers = {self.workers}, but torchrun has started {world} processes; start {self.workers}, "
                 f"add --set workers={world}, or set elastic = true in [cluster]"
             )
-
-    def _delays(self, seed: int) -> DelayStreams | None:
-        return None if self._law is None else DelayStreams(self._law, self.workers, seed, self._factors)
 
 
 def check_torch(pace: Pace, exchange: Exchange) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from hemiola.clusters.options import Delays, check_upkeep
 from hemiola.clusters.ray_engine import require_ray
 from hemiola.contracts import Cluster, Work
 from hemiola.errors import InputError
-from hemiola.pace.delays import DelayStreams, parse_delay
 from hemiola.period.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -48,19 +48,8 @@ class RayFactory:
         delay: str | None = None,
         slow: dict[str, float] | None = None,
     ) -> None:
-        from hemiola.clusters.table import slow_factors
-
         require_ray()
-        if max_restarts < 0:
-            raise InputError(f"max_restarts must be at least 0, got {max_restarts}")
-        if not 0 < hang_seconds < float("inf"):
-            raise InputError(f"hang_seconds must be above 0 and finite, got {hang_seconds}")
-        if checkpoint_every_updates is not None and checkpoint_every_updates < 1:
-            raise InputError(f"checkpoint_every_updates must be at least 1, got {checkpoint_every_updates}")
-        if not checkpoint_every_seconds > 0:
-            raise InputError(f"checkpoint_every_seconds must be above 0, got {checkpoint_every_seconds}")
-        if slow and delay is None:
-            raise InputError(f"slow = {slow} multiplies delays, and there are none; give delay = '...' as well")
+        check_upkeep(max_restarts, checkpoint_every_updates, checkpoint_every_seconds, hang_seconds=hang_seconds)
         self.workers = workers
         self.address = address
         self.device = device
@@ -68,9 +57,7 @@ class RayFactory:
         self.hang_seconds = hang_seconds
         self.checkpoint_every_updates = checkpoint_every_updates
         self.checkpoint_every_seconds = checkpoint_every_seconds
-        self._law = None if delay is None else parse_delay(delay, base)
-        self._factors = slow_factors(slow or {})
-        self._delays(0)
+        self.delays = Delays(base, workers, delay, slow)
 
     def __call__(self, plan: Plan, work: Work) -> Cluster:
         """Start or join Ray and start the workers."""
@@ -97,13 +84,10 @@ class RayFactory:
             units_per_batch = plan.batch // plan.order.unit
             actors = hire(engine, self.workers, self.device)
             roster = Roster(engine, actors, setup, units_per_batch, self.max_restarts, self.hang_seconds)
-            return RayCluster(work, engine, roster, setup, plan.pace, self._delays(plan.seed))
+            return RayCluster(work, engine, roster, setup, plan.pace, self.delays.streams(plan.seed))
         except BaseException:
             engine.close()
             raise
-
-    def _delays(self, seed: int) -> DelayStreams | None:
-        return None if self._law is None else DelayStreams(self._law, self.workers, seed, self._factors)
 
 
 def check_ray(exchange: Exchange) -> None:

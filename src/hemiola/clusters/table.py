@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from hemiola.clusters.collective_factory import TorchFactory, check_torch
 from hemiola.clusters.link import Link
+from hemiola.clusters.options import Delays
 from hemiola.clusters.ray_factory import RayFactory, check_ray
 from hemiola.contracts import Cluster, Pace, Work
-from hemiola.errors import InputError
 from hemiola.options import check_options
-from hemiola.pace.delays import DelayStreams, parse_delay
 from hemiola.period.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -41,9 +40,7 @@ def simulated(
         slow: Factors on the delays of some workers, by number.
         link: ``bandwidth`` and ``latency`` between machines; messages take no time without.
     """
-    law = parse_delay(delay, base)
-    factors = slow_factors(slow or {})
-    DelayStreams(law, workers, 0, factors)
+    delays = Delays(base, workers, delay, slow)
     wire = Link.parse(**check_options(Link.parse, link or {}, "link"))
 
     def make(plan: Plan, work: Work) -> Cluster:
@@ -51,18 +48,11 @@ def simulated(
         from hemiola.clusters.stints import StintRunner
 
         runner = StintRunner(plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed)
-        delays = DelayStreams(law, workers, plan.seed, factors)
-        return SimulatedCluster(work, runner, plan.pace, plan.period, plan.exchange, delays, wire, plan.seed)
+        streams = delays.streams(plan.seed)
+        assert streams is not None
+        return SimulatedCluster(work, runner, plan.pace, plan.period, plan.exchange, streams, wire, plan.seed)
 
     return make
-
-
-def slow_factors(table: dict[str, float]) -> dict[int, float]:
-    """Read ``slow = { 3 = 5.0 }``; TOML keys are strings."""
-    try:
-        return {int(worker): float(factor) for worker, factor in table.items()}
-    except ValueError:
-        raise InputError(f"slow: must map worker numbers to factors, as in {{ 3 = 5.0 }}, got {table}") from None
 
 
 def check_fit(name: str, pace: Pace, exchange: Exchange) -> None:
