@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hemiola.clusters.options import Delays, check_upkeep
+from hemiola.clusters.shared_options import Delays, check_upkeep
 from hemiola.contracts import Cluster, Pace, Work
 from hemiola.errors import InputError
 from hemiola.period.exchange import Exchange

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hemiola.clusters.collective_factory import TorchFactory, check_torch
 from hemiola.clusters.link import Link
-from hemiola.clusters.options import Delays
 from hemiola.clusters.ray_factory import RayFactory, check_ray
+from hemiola.clusters.shared_options import Delays
 from hemiola.contracts import Cluster, Pace, Work
 from hemiola.options import check_options
 from hemiola.period.exchange import Exchange

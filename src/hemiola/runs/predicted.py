@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hemiola.clusters.options import slow_factors
+from hemiola.clusters.shared_options import slow_factors
 from hemiola.experiment import Cell, Experiment
 from hemiola.pace.delays import parse_delay
 from hemiola.pace.theory import mean_staleness, update_time
