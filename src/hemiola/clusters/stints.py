@@ -105,7 +105,8 @@ class StintRunner:
             return torch.tensor(factors, dtype=changes.dtype) @ changes, finished
         weights = weights.to(self.device)
         read = self.reader.read([(stint.worker, stint.batches[0]) for stint in stints])
-        per_example = self._vector(np.repeat(np.divide(factors, read.counts), read.counts))
+        scales = [factor / count for factor, count in zip(factors, read.counts, strict=True)]
+        per_example = self._vector(np.repeat(scales, read.counts))
         losses, rows = self._backward(weights, read, per_example, any(wanted), stints[0])
         change = self.flat.weights - weights  # zero but for buffers, which the forward pass may have moved
         change[: self.flat.size] = self.flat.gradient
