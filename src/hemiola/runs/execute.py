@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -81,7 +82,9 @@ def run_experiment(
         waiting = [cell for cell in experiment.cells if store.finished(cell) is None]
         display = display or Display.silent()
         display.begin(len(experiment.cells), len(experiment.cells) - len(waiting))
-        with _forked_pool(), _stop_requests() as stop, display:
+        if waiting:
+            _start_fork_server()
+        with _stop_requests() as stop, display:
             failed = _run_all(waiting, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
         finished = store.assemble()
         return Outcome(finished, len(experiment.cells), failed, stop.is_set())
@@ -235,12 +238,19 @@ def _context() -> Any:
     return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
 
 
-@contextmanager
-def _forked_pool() -> Iterator[None]:
+def _start_fork_server() -> None:
+    """Ctrl-C reaches the whole group of processes, and must not end the server while it imports torch."""
     context = _context()
-    if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["hemiola.runs.worker"])
-    yield
+    if context.get_start_method() != "forkserver":
+        return
+    context.set_forkserver_preload(["hemiola.runs.worker"])
+    if threading.current_thread() is not threading.main_thread():
+        return  # Only the main thread may set signals; the first cell starts the server.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # A process starts with what its parent ignores.
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
