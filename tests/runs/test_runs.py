@@ -55,9 +55,11 @@ def log(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k != "wall_seconds"} for line in lines]
 
 
-def hemiola_run(file: Path, out: Path, *more: str) -> subprocess.Popen:
+def hemiola_run(file: Path, out: Path, *more: str, start_new_session: bool = False) -> subprocess.Popen:
     command = [sys.executable, "-m", "hemiola", "run", str(file), "--out", str(out), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=start_new_session
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +122,23 @@ def _wait_until_nobody_works_in(out: Path) -> None:
         if str(out) not in listed:
             return
         time.sleep(0.1)
+
+
+def test_ctrl_c_while_the_first_cell_starts_is_one_line(tmp_path):
+    """A terminal sends it to every process, also to the one that is still importing torch for the cells."""
+    file, out = experiment_file(tmp_path, epochs=12), tmp_path / "out"
+    process = hemiola_run(file, out, "--jobs", "1", start_new_session=True)
+    while process.poll() is None:
+        listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True).stdout.splitlines()
+        if any(line.split()[0] == str(process.pid) and "multiprocessing.forkserver" in line for line in listed):
+            break
+        time.sleep(0.02)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "go on with: hemiola run" in errors
+    assert "Traceback" not in errors
 
 
 def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path):
