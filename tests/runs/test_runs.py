@@ -169,6 +169,27 @@ def test_two_runs_in_one_folder_refuse_each_other(tmp_path):
     second.close()
 
 
+def test_a_folder_says_what_it_was_started_with(tmp_path, monkeypatch):
+    changed = Experiment.load(experiment_file(tmp_path), {"workers": 3, "sweep": {"optimizer.lr": [0.1, 1e-3]}})
+    kept = store.Store(tmp_path / "out", changed)
+    monkeypatch.chdir(tmp_path)
+    kept.open({}, resume=False, data=Path("sets"), jobs=2)
+    kept.close()
+    monkeypatch.chdir("/")
+    saved = store.reopen(tmp_path / "out")
+    assert [vars(cell) for cell in saved.experiment.cells] == [vars(cell) for cell in changed.cells]
+    assert (saved.data, saved.jobs, saved.directory) == (tmp_path / "sets", 2, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"given": {}}', '{"given": null, "started": {}}', "[" * 10_000])
+def test_a_folder_whose_experiment_cannot_be_read_back_is_one_line(tmp_path, text):
+    (tmp_path / "experiment.json").write_text(text)
+    with pytest.raises(InputError, match=r"experiment.json: is damaged"):
+        store.reopen(tmp_path)
+    with pytest.raises(InputError, match="holds no experiment"):
+        store.reopen(tmp_path / "elsewhere")
+
+
 def test_a_folder_with_another_experiment_is_left_alone(tmp_path):
     run_experiment(Experiment.load(experiment_file(tmp_path, epochs=1)), tmp_path / "out")
     before = (tmp_path / "out" / "results.csv").read_bytes()

@@ -77,7 +77,7 @@ def run_experiment(
         return _run_as_rank(place, experiment, folder, data, resume, display or Display.silent())
     facts = check_with_data(experiment, data)
     store = Store(folder, experiment)
-    store.open(facts, resume)
+    store.open(facts, resume, data, jobs)
     try:
         waiting = [cell for cell in experiment.cells if store.finished(cell) is None]
         display = display or Display.silent()
@@ -102,7 +102,7 @@ def _run_as_rank(
     try:
 
         def open_store() -> list[int]:
-            store.open(check_with_data(experiment, data), resume or place.restarts > 0)
+            store.open(check_with_data(experiment, data), resume or place.restarts > 0, data)
             return [number for number, cell in enumerate(cells) if store.finished(cell) is None]
 
         waiting = crew.agree(open_store)

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,8 +42,14 @@ class Store:
         self._lock: BinaryIO | None = None
         self._names = _cell_names(experiment.cells)
 
-    def open(self, task: dict[str, Any], resume: bool) -> None:
+    def open(self, task: dict[str, Any], resume: bool, data: Path | None = None, jobs: int | None = None) -> None:
         """Take the folder for this experiment.
+
+        Args:
+            task: Facts about the task, for the report.
+            resume: Go on with what the folder holds.
+            data: Folder of the data sets, for `reopen`.
+            jobs: Cells side by side, for `reopen`.
 
         Raises:
             InputError: another process works in it, it holds another experiment, or results and no ``resume``.
@@ -53,12 +60,12 @@ class Store:
             raise InputError(f"{self.folder}: cannot be made a folder: {error.strerror}") from None
         self._take_lock()
         try:
-            self._claim(task, resume)
+            self._claim(task, resume, _Started.here(self.experiment, data, jobs))
         except BaseException:
             self.close()
             raise
 
-    def _claim(self, task: dict[str, Any], resume: bool) -> None:
+    def _claim(self, task: dict[str, Any], resume: bool, started: _Started) -> None:
         """Write what runs here, unless something else does or did."""
         known = self._known()
         mine = json.loads(json.dumps(self.experiment.given))
@@ -82,6 +89,7 @@ class Store:
             "experiment": self.experiment.resolved(),
             "task": task,
             "predicted": predicted(self.experiment),
+            "started": vars(started),
         }
         self.write("experiment.json", json.dumps(facts, indent=1, default=str) + "\n")
 
@@ -150,6 +158,62 @@ class Store:
                 ) from None
             raise
         self._lock = lock
+
+
+@dataclass(frozen=True)
+class _Started:
+    """With what a run was started, as experiment.json keeps it; every path is absolute.
+
+    Attributes:
+        base: Folder that relative paths in the experiment start from.
+        directory: The current one, from which own tasks are imported.
+        data: Folder of the data sets; None leaves it to HEMIOLA_DATA.
+        jobs: Cells side by side; None for as many as there are cores.
+    """
+
+    base: str
+    directory: str
+    data: str | None
+    jobs: int | None
+
+    @classmethod
+    def here(cls, experiment: Experiment, data: Path | None, jobs: int | None) -> _Started:
+        return cls(
+            str(experiment.base.absolute()), str(Path.cwd()), None if data is None else str(data.absolute()), jobs
+        )
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """An experiment read back from its folder, with what it was started with."""
+
+    experiment: Experiment
+    data: Path | None
+    jobs: int | None
+    directory: Path
+
+
+def reopen(folder: Path) -> SavedRun:
+    """What runs, or ran, in a folder: everything needed to go on with it.
+
+    Raises:
+        InputError: the folder holds no experiment, or its experiment.json is damaged.
+    """
+    path = folder / "experiment.json"
+    try:
+        known = json.loads(path.read_text())
+        started = _Started(**known["started"])
+        experiment = Experiment(known["given"], Path(started.base))
+        data = None if started.data is None else Path(started.data)
+        return SavedRun(experiment, data, started.jobs, Path(started.directory))
+    except FileNotFoundError:
+        raise InputError(f"{folder}: holds no experiment (there is no experiment.json)") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path}: is damaged; run the experiment's file again with --resume") from None
 
 
 @contextmanager
