@@ -15,7 +15,7 @@ _PUBLIC = {
     "train": "hemiola.runs",
     "Result": "hemiola.runs",
     "OrderedSampler": "hemiola.order.sampler",
-    "SamplerWarning": "hemiola.order.sampler",
+    "SamplerWarning": "hemiola.errors",
     "CDGraB": "hemiola.order",
     "GraB": "hemiola.order",
     "IDGraB": "hemiola.order",

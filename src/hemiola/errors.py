@@ -1,4 +1,4 @@
-"""The one exception a user's mistake turns into."""
+"""The one exception a user's mistake turns into, and the warning of the sampler."""
 
 
 class InputError(ValueError):
@@ -7,6 +7,10 @@ class InputError(ValueError):
     The message is one line that stands on its own: what was wrong, the value, and what is allowed. The command
     line prints it and exits with code 2; nothing else prints a message without a traceback.
     """
+
+
+class SamplerWarning(UserWarning):
+    """The order does not learn from all that was trained on: other examples than handed out, or layers left out."""
 
 
 def nearest(name: str, allowed: list[str]) -> str:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hemiola.errors import InputError
+from hemiola.errors import InputError, SamplerWarning
 from hemiola.order import ORDERS, CDGraB
 from hemiola.order.dealing import deal
-from hemiola.order.sampler import OrderedSampler, SamplerWarning
+from hemiola.order.sampler import OrderedSampler
 
 EXAMPLES = 23
 

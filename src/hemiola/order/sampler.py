@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 
 from hemiola.contracts import Order, State
-from hemiola.errors import InputError
+from hemiola.errors import InputError, SamplerWarning
 from hemiola.order.arguments import dataset_size, own_group, place, policy
 from hemiola.order.dealing import Deal, deal, deal_left
 from hemiola.order.exchange import Exchange
@@ -36,10 +36,6 @@ from hemiola.order.tally import Tally
 from hemiola.order.watch import Scaler, Watch
 
 log = logging.getLogger("hemiola")
-
-
-class SamplerWarning(UserWarning):
-    """What was trained on is not what the sampler handed out."""
 
 
 class OrderedSampler(Sampler[int]):
