@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hemiola.errors import InputError
-from hemiola.period import Adaptive, Constant, Decreasing, Full
+from hemiola.period import QSR, Adaptive, Constant, Decreasing, Full
 from hemiola.period.averager import Averager
 
 
@@ -93,6 +93,21 @@ def test_progress_and_rates_reach_the_period():
         train(model, optimizer, 16)
     assert [record.period for record in averager.history] == [4, 4, 2, 2, 2, 2]
     assert all(record.lr == 0.1 for record in averager.history)
+
+
+def test_qsr_averages_through_a_warm_up_and_never_beyond_the_end():
+    model, optimizer = parts(lr=0.4)
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=20)
+    drop = torch.optim.lr_scheduler.MultiStepLR(optimizer, [60], gamma=0.01)
+
+    def schedule(t):
+        warm_up.step()
+        drop.step()
+
+    with Averager(model, optimizer, period=QSR(base=4, alpha=0.2), steps=100) as averager:
+        train(model, optimizer, 100, schedule)
+        assert [record.period for record in averager.history] == [4] * 15 + [40]  # the rule asks for 2,500
+    assert len(averager.history) == 16
 
 
 def test_the_ramp_hears_the_losses_it_is_told():

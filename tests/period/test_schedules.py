@@ -1,5 +1,7 @@
 """Periods that are told: their lengths by hand."""
 
+import math
+
 import pytest
 
 from hemiola.contracts import Averaging, Period
@@ -39,8 +41,64 @@ def test_counts_of_the_table_in_the_method():
 
 
 @pytest.mark.parametrize(("lr", "p"), [(0.2, 4), (0.1, 4), (0.05, 16), (0.01, 400), (0.03, 44), (0.0, 4)])
-def test_qsr_squares(lr, p):
-    assert QSR(base=4, alpha=0.2).length(lr, 0.0) == p
+def test_qsr_squares_once_the_rate_falls(lr, p):
+    period = QSR(base=4, alpha=0.2)
+    period.length(0.4, 0.0)
+    assert period.length(lr, 0.1) == p
+
+
+def authors(lr, warm_up, steps, base, alpha):
+    """The stints of the QSR authors' code: init_h until the warm-up is over, clipped to the steps left."""
+    t, stints = 0, []
+    while t < steps:
+        h = base if t < warm_up else max(base, int(round((alpha / lr(t)) ** 2, 12)))
+        stints.append(min(h, steps - t))
+        t += stints[-1]
+    return stints
+
+
+def rising(t, by=1):
+    return 0.4 * (0.01 + 0.99 * min(1.0, t // by * by / 200))
+
+
+def cosine(t):
+    return rising(t) if t < 200 else 0.2 * (1 + math.cos(math.pi * (t - 200) / 1800))
+
+
+def two_steps(t):
+    return rising(t) if t < 200 else 0.4 if t < 1100 else 0.04 if t < 1550 else 0.004
+
+
+def epochs(t):
+    return rising(t, by=50) if t < 200 else two_steps(t)
+
+
+@pytest.mark.parametrize("lr", [cosine, two_steps, epochs])
+@pytest.mark.parametrize("known", [True, False])
+def test_qsr_with_a_warm_up_averages_as_its_authors_do(lr, known):
+    period, t, stints = QSR(base=4, alpha=0.2), 0, []
+    while t < 2000:
+        stints.append(min(period.length(lr(t), t / 2000 if known else 0.0), 2000 - t))
+        t += stints[-1]
+    assert stints == authors(lr, 200, 2000, 4, 0.2)
+    assert len(stints) == {cosine: 387}.get(lr, 275 + 18 + 1)
+
+
+def test_qsr_waits_for_a_fall_and_for_workers_that_are_behind():
+    period = QSR(base=4, alpha=0.2)
+    assert [period.length(0.01, share) for share in (0.0, 0.3, 0.6)] == [4, 4, 4]  # constant, or a long plateau
+    assert period.length(0.05, 0.7) == 4
+    assert period.length(0.02, 0.65) == 4  # a slow worker, still in the warm-up
+    assert period.length(0.02, 0.8) == 100
+    assert period.length(0.2, 0.9) == 4  # a restart of the schedule
+
+
+def test_qsr_resumes_in_the_warm_up():
+    period, resumed = QSR(), QSR()
+    period.length(0.3, 0.1)
+    resumed.load_state_dict(period.state_dict())
+    assert resumed.state_dict() == period.state_dict()
+    assert resumed.length(0.05, 0.2) == period.length(0.05, 0.2) == 16
 
 
 def test_nothing_measured_changes_a_schedule():
@@ -72,5 +130,5 @@ def test_impossible_options(make, line):
 def test_foreign_state_is_refused():
     with pytest.raises(InputError, match="not the state of a 'qsr': its kind is 'constant'"):
         QSR().load_state_dict(Constant().state_dict())
-    with pytest.raises(InputError, match="version 2, this one reads 1"):
-        QSR().load_state_dict({"kind": "qsr", "version": 2})
+    with pytest.raises(InputError, match="version 1, this one reads 2"):
+        QSR().load_state_dict({"kind": "qsr", "version": 1})

@@ -250,7 +250,9 @@ class Averager:
         self._local += 1
         if self._local == 1:
             # Before anything lands: what the period knows now is the same on every rank, whenever messages arrive.
-            self._length = self.period.length(max(learning_rates(self.optimizer)), self._progress(self._step - 1))
+            self._length = self._cut(
+                self.period.length(max(learning_rates(self.optimizer)), self._progress(self._step - 1))
+            )
         flight = self._ready.flight
         if flight is not None and (self._step >= flight.due or self._local >= self._length):
             self._land()
@@ -260,6 +262,11 @@ class Averager:
             else:
                 self._send(Kind.AVERAGE, self._delay)
         self._clock = time.perf_counter()
+
+    def _cut(self, length: int) -> int:
+        """A stint that begins with this step ends with the run, if its length is known and it has not been exceeded."""
+        left = length if self.steps is None else self.steps - self._step + 1
+        return min(length, left) if left > 0 else length
 
     def _progress(self, step: int) -> float:
         return 0.0 if self.steps is None else min(1.0, step / self.steps)

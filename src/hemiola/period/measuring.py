@@ -15,6 +15,8 @@ from hemiola.errors import InputError
 from hemiola.period.checks import one_of, own_state, whole, within
 from hemiola.period.ramp import Ramp
 
+VERSION = 2  # of the states of both
+
 # A run of unknown length (progress stays 0) calibrates on this many averagings instead of a share of the run.
 CALIBRATION_AVERAGINGS = 50
 
@@ -23,18 +25,46 @@ CALIBRATION_AVERAGINGS = 50
 FACTOR = 1.25
 
 
+# The robust calibration starts over when the learning rate rises by more than this factor: a warm-up is under way.
+RISING = 1.1
+
+
 class _Calibration:
-    """A constant measured while the period stands still: the mean of all samples, or the median of the later half."""
+    """A constant measured while the period stands still: the mean of all samples, or robustly.
+
+    Robustly means the median of the later half, and never from a warm-up: what is measured depends on the learning
+    rate, so a constant from a much lower rate than the run's would keep the period too short. Whenever the rate exceeds
+    the one at which the calibration began by the factor `RISING`, the calibration begins again.
+
+    Attributes:
+        value: The constant, once the calibration is over.
+    """
 
     def __init__(self, share: float, robust: bool) -> None:
         self.share = share
         self.robust = robust
         self.samples: list[float] = []
         self.value: float | None = None
+        self._rate = 0.0  # at which the calibration began
+        self._until = share  # of the run; later when the calibration had to start over
+
+    def begins_again(self, lr: float, progress: float) -> bool:
+        """Whether a rise of the learning rate drops everything measured so far; to be called before ``over``."""
+        rises = self.robust and lr > RISING * self._rate
+        again = rises and self._rate > 0.0
+        if rises:
+            self._rate = lr
+        if again:
+            self.samples, self.value = [], None
+            # As long again, in proportion, as a calibration without a warm-up: one sample would be noise.
+            self._until = max(self.share, (1.0 + self.share) * progress)
+        return again
 
     def over(self, progress: float) -> bool:
+        if self.value is not None:
+            return True
         if progress > 0.0:
-            return progress >= self.share
+            return progress >= min(self._until, 1.0)
         return len(self.samples) >= CALIBRATION_AVERAGINGS
 
     def add(self, sample: float) -> None:
@@ -55,16 +85,18 @@ class _Calibration:
         return math.fsum(self.samples) / len(self.samples)
 
     def state_dict(self) -> State:
-        return {"samples": list(self.samples), "value": self.value}
+        return {"samples": list(self.samples), "value": self.value, "rate": self._rate, "until": self._until}
 
     def load_state_dict(self, state: State) -> None:
         self.samples, self.value = list(state["samples"]), state["value"]
+        self._rate, self._until = state["rate"], state["until"]
 
 
 class Adaptive:
-    """ADPSGD: keep the spread proportional to the learning rate (Jiang and Agrawal, arXiv 2007.06134, Algorithm 2).
+    """ADPSGD: keep the spread proportional to the learning rate (Jiang and Agrawal, arXiv 2007.06134).
 
-    The paper's loop, with gamma_k the learning rate (``seen.lr``), S_k the spread and K the length of the run::
+    The paper's loop, written from our recollection of its pseudo-code (only its abstract could be read here), with
+    gamma_k the learning rate (``seen.lr``), S_k the spread and K the length of the run::
 
         p = p_init; C2 = 0                                   # start
         every p local steps:
@@ -76,15 +108,16 @@ class Adaptive:
     The price of local steps in the descent bound is the spread weighted by the learning rate; S <= gamma C2 keeps the
     rate. S grows like p gamma^2, so p settles near a constant over gamma, and stays where it is under a constant gamma.
 
-    With ``guard=False`` exactly this runs. The guards:
+    With ``guard=False`` exactly the loop above runs. The guards:
 
     * ``"c2"``: C2 is the median of the later half of the calibration. The running mean includes the first steps of the
-      run, where gradients are much larger than ever after; the target comes out too high and p races away.
+      run, where gradients are much larger than ever after; the target comes out too high and p races away. And C2 is
+      not measured in a warm-up: S / gamma is proportional to gamma, the target would come out too low and p fall to 1.
     * ``"ramp"``: p starts at 1 and doubles up to ``start`` only while local steps do no harm (see `Ramp`). Where
       ``start`` itself breaks the training, the paper's rule calibrates C2 on the broken run.
     * a ``cap`` of 16 ``start``, unless another is given.
 
-    Two cases the paper leaves open, in both modes: an averaging whose numbers are not finite, whose learning rate is
+    Two cases this leaves open, in both modes: an averaging whose numbers are not finite, whose learning rate is
     zero or whose stint was cut short (the end of an epoch or of the run) decides nothing; and when the calibration is
     over without a sample, the first averaging after it becomes the sample.
 
@@ -136,6 +169,10 @@ class Adaptive:
         if self._ramp is not None and not self._ramp.over:
             self._p = self._ramp.climb(seen)
             return
+        if self._calibration.begins_again(seen.lr, seen.progress):
+            self._p = self._calibrates_at
+            if seen.local_steps != self._p:
+                return
         if not self._calibration.over(seen.progress):
             self._calibration.add(seen.spread / seen.lr)
             return
@@ -146,6 +183,10 @@ class Adaptive:
             self._p = self._longer()
         elif seen.spread > self.high * seen.lr * c2:
             self._p = self._shorter()
+
+    @property
+    def _calibrates_at(self) -> int:
+        return self.start if self._ramp is None else self._ramp.p
 
     def _longer(self) -> int:
         longer = self._p + 1 if self.growth == "step" else max(self._p + 1, int(self._p * FACTOR))
@@ -163,14 +204,14 @@ class Adaptive:
         ramp = None if self._ramp is None else self._ramp.state_dict()
         return {
             "kind": self.kind,
-            "version": 1,
+            "version": VERSION,
             "p": self._p,
             "calibration": self._calibration.state_dict(),
             "ramp": ramp,
         }
 
     def load_state_dict(self, state: State) -> None:
-        state = own_state(state, self.kind, 1)
+        state = own_state(state, self.kind, VERSION)
         if (state["ramp"] is None) != (self._ramp is None):
             raise InputError("this state of 'adaptive' was saved with another guard; give the same options as then")
         self._p = state["p"]
@@ -217,6 +258,8 @@ class Budget:
     def averaged(self, seen: Averaging) -> None:
         if _usable(seen) and seen.local_steps >= min(self._p, self.start):
             price = seen.lr * seen.spread / seen.local_steps
+            if self._calibration.begins_again(seen.lr, seen.progress):
+                self._wanted = self.start
             if not self._calibration.over(seen.progress):
                 self._calibration.add(price)
             else:
@@ -245,7 +288,7 @@ class Budget:
     def state_dict(self) -> State:
         return {
             "kind": self.kind,
-            "version": 1,
+            "version": VERSION,
             "p": self._p,
             "wanted": self._wanted,
             "carry": self._carry,
@@ -253,7 +296,7 @@ class Budget:
         }
 
     def load_state_dict(self, state: State) -> None:
-        state = own_state(state, self.kind, 1)
+        state = own_state(state, self.kind, VERSION)
         self._p, self._wanted, self._carry = state["p"], state["wanted"], state["carry"]
         self._calibration.load_state_dict(state["calibration"])
 

@@ -1,7 +1,7 @@
 """The periods that are told when to average: full, constant, decreasing, post-local, QSR.
 
-They look at the learning rate and at how much of the run is over, never at what the averagings measured, so they have
-no state but their options. ``measuring.py`` holds the periods that listen.
+They look at the learning rate and at how much of the run is over, never at what the averagings measured.
+``measuring.py`` holds the periods that listen.
 """
 
 from __future__ import annotations
@@ -108,19 +108,39 @@ class PostLocal(_Schedule):
 class QSR(_Schedule):
     """Quadratic synchronisation rule, p = max(base, floor((alpha / lr)^2)) (arXiv 2310.14423, equation 2).
 
+    The rule is meant for a learning rate that falls. During a warm-up the rate is small as well, and (alpha / lr)^2
+    would ask for a stint longer than the run. As in the authors' code, p = ``base`` until the rate has peaked; they are
+    told when the warm-up ends, here the rate has peaked once it is below the largest one seen. A plateau does not end a
+    warm-up, which may rise by epochs, so under a rate that never falls this is ``constant`` with p = ``base``. Stints
+    are never longer than what is left of the run: whoever asks knows that and cuts them.
+
     Args:
         base: Shortest period (the paper's H_base).
         alpha: Growth coefficient; (alpha / lr)^2 exceeds ``base`` once the learning rate is below alpha / sqrt(base).
     """
 
     kind = "qsr"
+    VERSION = 2
 
     def __init__(self, *, base: int = 4, alpha: float = 0.2) -> None:
         self.base = whole("base", base, 1)
         self.alpha = within("alpha", alpha, 0.0, float("inf"))
+        self._peak = 0.0  # the largest learning rate seen,
+        self._peak_at = 0.0  # and the progress at which it was last seen
 
     def length(self, lr: float, progress: float) -> int:
-        if lr <= 0.0:  # a warm-up may start at zero, where the rule is undefined and nothing moves
+        if lr >= self._peak:
+            self._peak, self._peak_at = lr, max(progress, self._peak_at)
+            return self.base
+        # A worker that is behind the others may still be in the warm-up that they have left.
+        if progress < self._peak_at or lr <= 0.0:
             return self.base
         # rounded at 12 digits first: (0.2 / 0.1)^2 must be 4 although 0.2 / 0.1 need not be 2 in binary
         return max(self.base, int(round((self.alpha / lr) ** 2, 12)))
+
+    def state_dict(self) -> State:
+        return {"kind": self.kind, "version": self.VERSION, "peak": self._peak, "peak_at": self._peak_at}
+
+    def load_state_dict(self, state: State) -> None:
+        own_state(state, self.kind, self.VERSION)
+        self._peak, self._peak_at = state["peak"], state["peak_at"]
