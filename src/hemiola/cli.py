@@ -186,23 +186,26 @@ def predict(
     slow: Annotated[
         str, typer.Option("--slow", help="Slow workers, e.g. '3=5' for worker 3 taking five times as long.")
     ] = "",
+    exchange: Annotated[
+        float | None, typer.Option("--exchange", help="Seconds of one exchange; a run's log has it measured.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Expected time per update, staleness and waste of every pace: theory beside simulation."""
     from rich.console import Console
 
     from hemiola.clusters.predict import parse_slow, predict
-    from hemiola.pace.delays import parse_delay, trace_delay
+    from hemiola.pace.traces import read_trace
 
     if (delay is None) == (trace is None):
         raise InputError("give either --delay or --trace")
-    law = parse_delay(delay, None) if delay is not None else trace_delay(trace) if trace is not None else None
-    assert law is not None
-    prediction = predict(workers, law, k=k, slow=parse_slow(slow))
+    times = delay if trace is None else read_trace(trace)
+    assert times is not None
+    prediction = predict(workers, times, k=k, slow=parse_slow(slow), exchange=exchange)
     if as_json:
         import json
 
-        typer.echo(json.dumps(prediction.as_json(), indent=1))
+        typer.echo(json.dumps(prediction.as_json(), indent=1, allow_nan=False))
         return
     console = Console()
     console.print(prediction.as_table())

@@ -406,7 +406,8 @@ class Cluster(Protocol):
     def telemetry(self) -> State:
         """What real machines measured since the call before, for the log; empty when simulated.
 
-        ``step_seconds``: compute seconds of local steps, so that a log is a trace for ``hemiola predict``.
+        ``step_seconds``: compute seconds of local steps, and ``step_workers``: who took each of them, so that a log is
+        a trace for ``hemiola predict``.
         ``exchange_seconds``: what exchanges took when the last worker had come.
         """
 

@@ -28,7 +28,8 @@ from hemiola.clusters.ray_roster import Roster, check_versions, hire, new_actor
 from hemiola.clusters.ray_worker import Setup
 from hemiola.errors import InputError
 from hemiola.experiment import Experiment
-from hemiola.pace.delays import DelayStreams, parse_delay, read_trace
+from hemiola.pace.delays import DelayStreams, parse_delay
+from hemiola.pace.traces import read_trace
 from hemiola.tasks.task import Task
 from hemiola.training import Training, split_examples
 
@@ -217,7 +218,9 @@ def test_the_log_is_a_trace_for_predictions(ray, tmp_path):
     training.run()
     trace = tmp_path / "log.jsonl"
     trace.write_text("".join(json.dumps(record) + "\n" for record in training.records))
-    steps = read_trace(trace)
+    read = read_trace(trace)
+    steps = read.seconds
+    assert set(read.workers) == set(range(WORKERS))
     assert len(steps) == sum(training.ledger.staleness.values())
     assert min(steps) >= 0.02
     assert training.records[-1]["alive"] == WORKERS

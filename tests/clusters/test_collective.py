@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from torch_ranks import TASKS, Job, train_here, train_on_ranks
 
 from hemiola.clusters import collective_group
-from hemiola.clusters.collective import LOGGED, _Sample, moment_names
+from hemiola.clusters.collective import moment_names
 from hemiola.clusters.collective_group import Place
 from hemiola.errors import InputError
 from hemiola.experiment import Experiment
 from hemiola.optimizers import Optimizer
-from hemiola.pace.delays import read_trace
+from hemiola.pace.traces import read_trace
 from hemiola.runs import launching
 from hemiola.runs import ranks as rank_side
 from hemiola.training import Training
@@ -130,7 +130,8 @@ class TestFourRanks:
     def test_the_log_is_a_trace_of_step_times(self, four, tmp_path: Path) -> None:
         log = four["momentum average"][0].log
         (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-        steps = read_trace(tmp_path / "log.jsonl")
+        steps = read_trace(tmp_path / "log.jsonl").seconds
+        assert set(read_trace(tmp_path / "log.jsonl").workers) == set(range(len(log[-1]["workers"])))
         assert len(steps) == sum(len(line.get("step_seconds", [])) for line in log) > 0
         exchanges = [seconds for line in log for seconds in line.get("exchange_seconds", [])]
         assert len(exchanges) == log[-1]["updates"] - 1
@@ -228,15 +229,6 @@ def test_moments_are_found_for_every_optimizer() -> None:
     assert moment_names(Optimizer("SGD", 0.1)) == []
     assert moment_names(Optimizer("SGD", 0.1, {"momentum": 0.9})) == ["momentum_buffer"]
     assert moment_names(Optimizer("AdamW", 0.1)) == ["exp_avg", "exp_avg_sq"]
-
-
-def test_a_long_sample_is_thinned_evenly() -> None:
-    sample = _Sample()
-    for value in range(5 * LOGGED):
-        sample.add(float(value))
-    assert LOGGED / 2 <= len(sample.values) <= LOGGED
-    gaps = {b - a for a, b in zip(sample.values, sample.values[1:], strict=False)}
-    assert len(gaps) == 1
 
 
 def test_a_place_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hemiola.clusters.timing import simulate_timing
 from hemiola.errors import InputError
 from hemiola.pace import PACES
 from hemiola.pace.delays import empirical_delay, parse_delay
+from hemiola.pace.traces import Trace
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,56 @@ def test_it_warns_when_cancelling_wins(shifted):
     assert "Warning" not in "\n".join(shifted.conclusions)
     assert "keep going is faster than cancelling" in "\n".join(shifted.conclusions)
     assert "Warning" not in words("exponential(1)", k=4)  # memoryless: it makes no difference
+
+
+@pytest.mark.parametrize("law", ["lognormal(1, 0.5)", "hyperexponential(0.9, 0.5, 5.5)"])
+@pytest.mark.parametrize("workers", [5, 6])
+def test_no_law_gives_nan(law, workers):
+    prediction = predict(workers, law)
+    assert "nan" not in "\n".join(prediction.conclusions)
+    for row in prediction.rows:
+        assert 0 < row.update_seconds < 1e3
+    json.dumps(prediction.as_json(), allow_nan=False)
+
+
+def test_a_law_may_be_a_string():
+    assert predict(8, "shifted-exponential(1, 1)", k=4) == predict(8, parse_delay("shifted-exponential(1, 1)"), k=4)
+    with pytest.raises(InputError, match="a delay is written like"):
+        predict(8, "fast")
+
+
+def test_a_slow_worker_of_a_log_is_no_straggler():
+    # One of eight workers five times as slow: as a mixture, "cancelling beats waiting"; as what it is, it is said.
+    times = parse_delay("lognormal(1, 0.1)").sample(np.random.default_rng(0), 800).reshape(100, 8)
+    times[:, 3] *= 5
+    owners = tuple(np.tile(np.arange(8), 100))
+    said = "\n".join(predict(8, Trace(tuple(times.ravel())), k=4).conclusions)
+    assert "does not say which worker took which step" in said
+    known = predict(8, Trace(tuple(times.ravel()), owners), k=4)
+    said = "\n".join(known.conclusions)
+    assert known.slow == {3: pytest.approx(5.0, rel=0.1)}
+    assert known.mean_step_seconds == pytest.approx(1.0, rel=0.05)
+    assert "Worker 3 took" in said
+    assert "a stint that has run for long has long to go" not in said
+    assert "does not say" not in said
+    few = predict(2, Trace(tuple(times.ravel()), owners), k=1)
+    assert few.slow == {}
+    assert "Worker 3 of the trace is not among the 2 workers" in "\n".join(few.conclusions)
+
+
+def test_it_says_when_plain_synchronous_training_is_best():
+    said = words("lognormal(1, 0.05)", k=8, exchange=0.01)
+    assert "Stay synchronous" in said
+    assert "1% of a synchronous update, and the steps are even: plain synchronous training is best here" in said
+    assert "could gain up to that much" in words("constant(1)", k=8, exchange=1.0)
+    assert "plain synchronous training is best" not in words("constant(1)", k=8, exchange=1.0)
+    assert "would gain next to nothing" in words("exponential(1)", k=4, exchange=0.0)
+    assert "not known here" in words("constant(1)", k=8)
+    measured = predict(4, Trace((1.0, 1.01, 0.99, 1.0), (0, 1, 2, 3), (0.01, 0.02, 0.03)), k=4)
+    assert measured.exchange_seconds == 0.02
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(InputError, match="exchange must be a time in seconds, at least 0"):
+            words("constant(1)", k=8, exchange=bad)
 
 
 def test_a_slow_worker_is_seen():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from hemiola.errors import InputError
-from hemiola.pace.delays import BLOCK, DelayStreams, empirical_delay, parse_delay, read_trace
+from hemiola.pace.delays import BLOCK, DelayStreams, empirical_delay, parse_delay
+from hemiola.pace.traces import Trace, read_trace
 
 MEANS = {
     "constant(2)": 2.0,
@@ -127,7 +128,56 @@ def test_a_trace_of_nine_numbers_written_as_json(tmp_path):
     values = [round(0.1 * i, 1) for i in range(1, 10)]
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(json.dumps({"step_seconds": value}) for value in values))
-    assert read_trace(path) == values
+    assert read_trace(path).seconds == tuple(values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "worker,step_seconds\n0,1.5\n1,2.5\n",
+        '{"step_seconds": 1.5, "worker": 0}\n{"step_seconds": 2.5, "worker": 1}\n',
+        '{"step_seconds": [1.5, 2.5], "step_workers": [0, 1], "exchange_seconds": [0.1]}\n',
+    ],
+)
+def test_a_trace_may_say_whose_steps_they_are(text, tmp_path):
+    path = tmp_path / "steps.txt"
+    path.write_text(text)
+    trace = read_trace(path)
+    assert trace.workers == (0, 1)
+    assert trace.exchange_seconds == ((0.1,) if "exchange" in text else ())
+    path.write_text(text.replace("1.5", "1.5").replace("worker", "who").replace("step_whos", "step_who"))
+    assert read_trace(path).workers is None
+
+
+def test_a_trace_whose_workers_do_not_fit_is_one_clear_line(tmp_path):
+    path = tmp_path / "steps.txt"
+    path.write_text('{"step_seconds": [1.5, 2.5], "step_workers": [0]}\n')
+    with pytest.raises(InputError, match="has 2 step_seconds, but 1 step_workers"):
+        read_trace(path)
+    path.write_text("worker,step_seconds\nfirst,1.5\n")
+    with pytest.raises(InputError, match="must be whole numbers, got 'first'"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("law", ["shifted-exponential(1, 1)", "hyperexponential(0.9, 0.5, 5)", "lognormal(1, 1)"])
+def test_a_slow_worker_is_told_from_straggling_steps(law):
+    delay = parse_delay(law)
+    for seed in range(10):
+        times = delay.sample(np.random.default_rng(seed), 8 * 60)
+        owners = tuple(np.arange(len(times)) % 8)
+        assert Trace(tuple(times), owners).factors() == {}
+        slowed = tuple(np.where(np.equal(owners, 3), 5.0, 1.0) * times)
+        found = Trace(slowed, owners).factors()
+        assert list(found) == [3]
+        assert found[3] == pytest.approx(5.0, rel=0.6)  # of medians of 60 draws from a heavy tail
+        assert np.mean(Trace(slowed, owners).even()) == pytest.approx(np.mean(times), rel=0.15)
+        assert Trace(slowed).factors() == {}
+
+
+@pytest.mark.parametrize("law", ["exponential(1e-300)", "constant(1e13)", "lognormal(1, 1e200)"])
+def test_times_that_no_clock_could_add_up_are_refused(law):
+    with pytest.raises(InputError, match="must be between 1e-12 and 1e\\+12 seconds"):
+        parse_delay(law)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 50), st.integers(0, 3 * BLOCK), st.integers(1, 20))

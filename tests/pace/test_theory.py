@@ -65,6 +65,31 @@ def test_quadrature_agrees_with_the_integral_of_the_survival_function(law):
         assert order_statistic_mean(delay.scipy, k, 8) == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.parametrize("law", ["lognormal(1, 0.5)", "lognormal(1, 2)", "hyperexponential(0.9, 0.5, 5.5)"])
+def test_no_number_of_workers_has_no_answer(law):
+    # Once NaN, and called exact, at (5, 2), (5, 3) and (6, 3). The reference integrates P(X_{K:P} > x) over log x by
+    # Simpson's rule; all order statistics of P draws add up to P means.
+    delay = parse_delay(law)
+    grid = np.linspace(np.log(1e-9), np.log(1e4), 4001)
+    x = np.exp(grid)
+    share = delay.scipy.cdf(x)
+    for workers in (2, 3, 4, 5, 6, 7, 8, 17, 64):
+        means = [update_time("k-sync", delay, workers, k) for k in range(1, workers + 1)]
+        assert all(mean.exact for mean in means)
+        assert sum(mean.value for mean in means) == pytest.approx(workers * delay.mean, rel=1e-9)
+        for k in {1, 2, 3, workers // 2, workers - 1, workers} & set(range(1, workers + 1)):
+            expected = x[0] + integrate.simpson(stats.binom.cdf(k - 1, workers, share) * x, x=grid)
+            assert means[k - 1].value == pytest.approx(expected, rel=1e-6), (workers, k)
+
+
+def test_every_number_of_workers_up_to_64_has_an_answer():
+    delay = parse_delay("lognormal(1, 1)")
+    for workers in range(1, 65):
+        means = [kth_fastest(delay, workers, k) for k in range(1, workers + 1)]
+        assert sum(means) == pytest.approx(workers, rel=1e-9)
+        assert means == sorted(means)
+
+
 def test_order_statistics_of_a_trace_by_hand():
     # Two draws from {1, 2}: the smaller is 2 only if both are (1/4), the larger is 1 only if both are.
     law = Empirical([1.0, 2.0])
@@ -183,6 +208,30 @@ def test_error_bounds_by_hand():
     assert gradient_bound(PROBLEM, 4, 2.0, np.array([10.0])) == pytest.approx([8.05])
     with pytest.raises(InputError, match="strength must be above 0"):
         error_bound(Problem(1.0, 1.0, 1.0, 1, 0.1), 2, 1.0, seconds)
+    with pytest.raises(InputError, match=r"at most smoothness = 1\.0"):
+        error_bound(Problem(1.0, 1.0, 1.0, 1, 0.1, strength=2.0), 2, 1.0, seconds)
+
+
+def test_rates_at_which_training_diverges_are_refused():
+    # F(w) = (L/2) w^2 with L = c = 1: gradient descent at rate 3 doubles w at every step.
+    def problem(rate, **others):
+        return Problem(gap=1.0, smoothness=1.0, variance=1.0, batch=1, rate=rate, strength=1.0, **others)
+
+    times = np.array([1.0])
+    for bound in (error_bound, gradient_bound):
+        assert np.isfinite(bound(problem(1.0), 2, 1.0, times)).all()
+        assert np.isfinite(bound(problem(0.5), 2, 1.0, times, fresh=0.5)).all()
+        for rate in (0.0, -0.1, 1.01, 3.0, math.nan):
+            with pytest.raises(InputError, match="at most 1 / smoothness = 1 for the bound to hold, got"):
+                bound(problem(rate), 2, 1.0, times)
+        with pytest.raises(InputError, match=r"with stale reports = 0\.5 for the bound to hold, got 0\.6"):
+            bound(problem(0.6), 2, 1.0, times, fresh=0.5)
+        with pytest.raises(InputError, match=r"drift must be between 0 and 1, got 1\.5"):
+            bound(problem(0.1, drift=1.5), 2, 1.0, times)
+        with pytest.raises(InputError, match="drift must be below 1"):
+            bound(problem(0.1, drift=1.0), 2, 1.0, times, fresh=0.0)
+        with pytest.raises(InputError, match="smoothness must be above 0"):
+            bound(Problem(1.0, 0.0, 1.0, 1, 0.1, strength=1.0), 2, 1.0, times)
 
 
 def test_small_k_is_ahead_first_and_large_k_at_the_end():

@@ -21,12 +21,12 @@ from hemiola.clusters.ray_engine import Engine
 from hemiola.clusters.ray_roster import Event, Roster, Seat
 from hemiola.clusters.ray_worker import FEW_BYTES, Errand, Momentum, Outcome, Setup, as_tensor
 from hemiola.clusters.sender import Sender
+from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import Pace, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.pace.delays import DelayStreams
 
 KIND, VERSION = "hemiola-ray", 1
-TELEMETRY_LIMIT = 1000  # step times in one line of the log; more are thinned out evenly
 
 
 class _Arrival(NamedTuple):
@@ -78,8 +78,7 @@ class RayCluster:
         self._seconds_before = 0.0  # cluster time before this process
         self._began: float | None = None
         self._weights: tuple[int, Any] | None = None  # a version, and it or its reference
-        self._steps_measured: list[float] = []
-        self._exchanges_measured: list[float] = []
+        self._measured = MeasuredTimes(self.workers)
         self._last_arrival = 0.0
         self._sum: Tensor | None = None  # the last update's change; new memory for each would cost a pass over it
         self._sender = Sender(setup.exchange, work.read(0).numel(), setup.seed)
@@ -117,7 +116,7 @@ class RayCluster:
     def publish(self) -> None:
         """Workers that start from now on read the next version."""
         self.version += 1
-        self._exchanges_measured.append(self.now - self._last_arrival)
+        self._measured.exchange(self.now - self._last_arrival)
 
     def _enough(self, this: _Round) -> bool:
         """Whether an update can be made: K reports, or as many as the living can give."""
@@ -175,7 +174,7 @@ class RayCluster:
         assert stint is not None
         seat.free_since = self._last_arrival = self.now
         this.durations.append(outcome.seconds / len(stint.batches))
-        self._steps_measured.append(this.durations[-1])
+        self._measured.step(stint.worker, this.durations[-1])
         this.sent_bytes += outcome.report_bytes
         if seat.hung or seat.late or self._too_stale(stint):
             this.wasted_seconds += outcome.seconds
@@ -284,12 +283,9 @@ class RayCluster:
 
     def telemetry(self) -> State:
         """Measured step and exchange times since the call before, and who is there."""
-        steps, exchanges = self._steps_measured, self._exchanges_measured
-        self._steps_measured, self._exchanges_measured = [], []
         seats = self.roster.seats
         return {
-            "step_seconds": _thinned(steps),
-            "exchange_seconds": _thinned(exchanges),
+            **self._measured.take(),
             "alive": sum(seat.actor is not None for seat in seats),
             "deaths": sum(seat.deaths for seat in seats),
             "hangs": self.roster.hangs,
@@ -347,9 +343,3 @@ def _sketches(outcome: Outcome) -> tuple[Tensor | None, ...]:
 
 def _as_tensors(vectors: dict[str, np.ndarray] | None) -> dict[str, Tensor] | None:
     return None if vectors is None else {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()}
-
-
-def _thinned(seconds: list[float]) -> list[float]:
-    """At most `TELEMETRY_LIMIT` of the numbers, evenly chosen, to a microsecond."""
-    step = max(1, -(-len(seconds) // TELEMETRY_LIMIT))
-    return [round(value, 6) for value in seconds[::step]]

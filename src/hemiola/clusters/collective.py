@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hemiola.clusters.collective_group import contact, gather, share
+from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
 from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
@@ -31,7 +32,6 @@ from hemiola.period.exchange import Exchange
 from hemiola.period.group_mean import GroupMean
 
 KIND, VERSION = "torch-cluster", 1
-LOGGED = 1000  # the most measured times of a kind between two lines of the log
 
 
 @dataclass
@@ -57,22 +57,6 @@ class _Mine:
     loss: float = 0.0
     seconds: float = 0.0
     sketches: Sketches = ()
-
-
-@dataclass
-class _Sample:
-    """At most `LOGGED` of many measured times, evenly spread."""
-
-    values: list[float] = field(default_factory=list)
-    stride: int = 1
-    seen: int = 0
-
-    def add(self, value: float) -> None:
-        if self.seen % self.stride == 0:
-            self.values.append(float(f"{value:.4g}"))
-        self.seen += 1
-        if len(self.values) > LOGGED:
-            self.values, self.stride = self.values[::2], self.stride * 2
 
 
 class CollectiveCluster:
@@ -123,7 +107,7 @@ class CollectiveCluster:
         self._seconds = 0.0
         self._exchange_seconds = 0.0
         self._drawn = 0
-        self._steps, self._exchanges = _Sample(), _Sample()
+        self._measured = MeasuredTimes(self.workers)
 
     @property
     def now(self) -> float:
@@ -214,15 +198,14 @@ class CollectiveCluster:
         exchange = float(exchanged.min())
         self._seconds += float(seconds.max()) + exchange
         if exchange:
-            self._exchanges.add(exchange)
+            self._measured.exchange(exchange)
         for stint in stints:
-            self._steps.add(float(seconds[stint.worker]) / len(stint.batches))
+            self._measured.step(stint.worker, float(seconds[stint.worker]) / len(stint.batches))
 
     def telemetry(self) -> State:
         """Measured seconds of local steps, and of exchanges once the last worker had come."""
-        steps, exchanges = self._steps.values, self._exchanges.values
-        self._steps, self._exchanges = _Sample(), _Sample()
-        return {"step_seconds": steps, "exchange_seconds": exchanges} if steps else {}
+        measured = self._measured.take()
+        return measured if measured["step_seconds"] else {}
 
     # -------------------------------------------------------------------------------------------------------- sketches
 

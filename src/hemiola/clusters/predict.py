@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +13,9 @@ from rich.table import Table
 from hemiola.clusters.timing import simulate_timing
 from hemiola.errors import InputError
 from hemiola.pace import PACES
-from hemiola.pace.delays import Delay
+from hemiola.pace.delays import Delay, empirical_delay, parse_delay
 from hemiola.pace.theory import Ageing, Variant, mean_staleness, new_against_used, update_time
+from hemiola.pace.traces import Trace
 
 COMPLETIONS = 20_000  # simulated per row
 STINTS = 50  # per worker at least, so that the start of a run weighs little
@@ -64,19 +66,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row for every variant and K, and what follows from them."""
+    """A row for every variant and K, and what follows from them.
+
+    Attributes:
+        workers: How many there are.
+        delay: The law of a step, as in an experiment file.
+        mean_step_seconds: Of a worker that is not slow.
+        slow: Factor on the times of some workers, given or found in a trace.
+        exchange_seconds: Of one exchange; None where it is not known.
+        ageing: See `new_against_used`.
+        rows: One for every variant and K.
+        conclusions: What follows, in words.
+    """
 
     workers: int
     delay: str
     mean_step_seconds: float
     slow: dict[int, float]
+    exchange_seconds: float | None
     ageing: Ageing
     rows: list[Row]
     conclusions: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
-        return {**asdict(self), "slow": {str(worker): factor for worker, factor in self.slow.items()}}
+        """Plain data for ``json.dumps``; numbers that are not finite, which JSON does not know, become None."""
+        plain = {**asdict(self), "slow": {str(worker): factor for worker, factor in self.slow.items()}}
+        plain["rows"] = [
+            {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in row.items()
+            }
+            for row in plain["rows"]
+        ]
+        return plain
 
     def as_table(self) -> Table:
         """A table for the terminal."""
@@ -107,29 +129,51 @@ class Prediction:
 
 
 def predict(
-    workers: int, delay: Delay, k: int | None = None, slow: Mapping[int, float] | None = None, seed: int = 0
+    workers: int,
+    delay: str | Delay | Trace,
+    k: int | None = None,
+    slow: Mapping[int, float] | None = None,
+    seed: int = 0,
+    exchange: float | None = None,
 ) -> Prediction:
     """Compare every variant.
 
     Args:
         workers: How many there are.
-        delay: Law of the time of a step; `trace_delay` for measured times.
+        delay: Law of the time of a step, as in an experiment file: ``"shifted-exponential(1, 1)"``; or parsed; or
+            measured times. Those of a `Trace` that names workers are taken apart: workers that are slow throughout
+            become ``slow``, and only what is left is chance.
         k: Only this K; by default all of them, or powers of two beyond 16 workers.
         slow: Factor on the times of some workers.
         seed: Of the simulation.
+        exchange: Seconds of one exchange of gradients or weights; by default what the trace measured, if it did.
+
+    Raises:
+        InputError: An argument cannot be used.
     """
     if workers < 2:
         raise InputError(f"workers must be at least 2 for a pace to matter, got {workers}")
     if k is not None and not 1 <= k <= workers:
         raise InputError(f"k must be between 1 and the number of workers, {workers}, got {k}")
+    if exchange is not None and not (math.isfinite(exchange) and exchange >= 0):
+        raise InputError(f"exchange must be a time in seconds, at least 0, got {exchange}")
     slow = dict(slow or {})
+    notes: list[str] = []
+    if isinstance(delay, str):
+        delay = parse_delay(delay)
+    elif isinstance(delay, Trace):
+        found, notes = _unequal_workers(delay, workers)
+        slow = found | slow
+        if exchange is None and delay.exchange_seconds:
+            exchange = statistics.median(delay.exchange_seconds)
+        delay = empirical_delay(delay.even(), f"trace({delay.source})")
     ks = [k] if k is not None else _ks(workers)
     rows = [_row(variant, one, workers, delay, slow, seed) for variant in VARIANTS for one in ks]
     synchronous = next((row for row in rows if row.variant == "k-sync" and row.k == workers), None)
     synchronous = synchronous or _row("k-sync", workers, workers, delay, slow, seed)
     ageing = new_against_used(delay)
-    conclusions = _conclusions(workers, delay, slow, ageing, rows, synchronous)
-    return Prediction(workers, delay.law, delay.mean, slow, ageing, rows, conclusions)
+    conclusions = [*notes, *_conclusions(workers, delay, slow, ageing, rows, synchronous, exchange)]
+    return Prediction(workers, delay.law, delay.mean, slow, exchange, ageing, rows, conclusions)
 
 
 def parse_slow(text: str) -> dict[int, float]:
@@ -186,8 +230,39 @@ def _theory_cell(row: Row) -> str:
 # ------------------------------------------------------------------------------------------------------ conclusions
 
 
+def _unequal_workers(trace: Trace, workers: int) -> tuple[dict[int, float], list[str]]:
+    """Which workers a trace shows to be slow (or quick) throughout, and what to say of it."""
+    if trace.workers is None:
+        return {}, [
+            "The trace does not say which worker took which step: a worker that is always slow cannot be told from "
+            "steps that straggle by chance, and every conclusion takes them for chance. If one is slow, leave its "
+            "times out and give --slow."
+        ]
+    factors = trace.factors()
+    notes = [
+        f"Worker {worker} took {factor:.2f} times as long as the others throughout: it counts as a slow worker, not as "
+        f"chance. Repair it or give it less to do before choosing a pace for its sake."
+        if factor > 1
+        else f"Worker {worker} took {factor:.2f} times as long as the others throughout: it counts as a quick worker."
+        for worker, factor in factors.items()
+    ]
+    absent = sorted(worker for worker in factors if worker >= workers)
+    if absent:
+        notes.append(
+            f"Worker {', '.join(map(str, absent))} of the trace is not among the {workers} workers asked about, which "
+            "are numbered from 0."
+        )
+    return {worker: factor for worker, factor in factors.items() if worker < workers}, notes
+
+
 def _conclusions(
-    workers: int, delay: Delay, slow: dict[int, float], ageing: Ageing, rows: list[Row], synchronous: Row
+    workers: int,
+    delay: Delay,
+    slow: dict[int, float],
+    ageing: Ageing,
+    rows: list[Row],
+    synchronous: Row,
+    exchange: float | None,
 ) -> list[str]:
     lines = [
         f"Waiting for all {workers} workers, an update takes {synchronous.update_seconds:.3g} s, "
@@ -197,13 +272,14 @@ def _conclusions(
     fresh, most = _best([row for row in rows if row.mean_staleness == 0]), _best(rows)
     gain = most.reports_per_second / synchronous.reports_per_second
     fresh_gain = fresh.reports_per_second / synchronous.reports_per_second
-    if gain < NEARLY_UNIFORM:
+    uniform = gain < NEARLY_UNIFORM
+    if uniform:
         lines.append(
             f"Stay synchronous: the delays are nearly uniform. The most any pace could gain is {gain - 1:.0%} more "
             f"reports per second, too little to pay for staleness."
         )
     else:
-        lines += _ranking(workers, ageing, rows)
+        lines += _ranking(workers, ageing, rows, bool(slow))
         if fresh_gain >= NEARLY_UNIFORM:
             lines.append(
                 f"Without any staleness, {fresh.variant} with K = {fresh.k} merges {fresh_gain:.2f} times the "
@@ -214,6 +290,7 @@ def _conclusions(
                 f"With staleness, {most.variant} merges {gain:.2f} times the reports per second of synchronous "
                 f"training; K sets the price: mean staleness {most.mean_staleness:.2f} at K = {most.k}."
             )
+    lines.append(_on_exchanges(synchronous.update_seconds, exchange, uniform))
     if delay.name == "trace":
         lines.append("The delays are drawn from the trace: nothing slower than its slowest step is foreseen.")
     if slow:
@@ -228,7 +305,23 @@ def _best(rows: list[Row]) -> Row:
     return max(near, key=lambda row: (row.k, row.reports_per_second))
 
 
-def _ranking(workers: int, ageing: Ageing, rows: list[Row]) -> list[str]:
+def _on_exchanges(update: float, exchange: float | None, uniform: bool) -> str:
+    """What averaging less often could gain: at most all of the exchange's time."""
+    if exchange is None:
+        return (
+            "How long an exchange takes is not known here (--exchange SECONDS tells it); if it is long beside "
+            f"{update:.3g} s, averaging less often may gain more than any pace."
+        )
+    share = exchange / (update + exchange)
+    gain = f"An exchange takes {exchange:.3g} s, {share:.0%} of a synchronous update"
+    if share >= NEARLY:
+        return f"{gain}: averaging less often (a period) could gain up to that much."
+    if uniform:
+        return f"{gain}, and the steps are even: plain synchronous training is best here. Neither pace nor period pays."
+    return f"{gain}: averaging less often would gain next to nothing."
+
+
+def _ranking(workers: int, ageing: Ageing, rows: list[Row], unequal: bool) -> list[str]:
     """Whether cancelling beats waiting, from the computed times: never assumed from the law alone."""
     by_key = {(row.variant, row.k): row for row in rows}
     wins: list[tuple[Row, Row]] = []
@@ -246,6 +339,8 @@ def _ranking(workers: int, ageing: Ageing, rows: list[Row]) -> list[str]:
             "shorter": "these delays are not new-longer-than-used: a stint that has run for long has long to go",
             "longer": "these delays would favour waiting, were the workers equal",
         }.get(ageing, "these delays are not new-longer-than-used throughout")
+        if unequal:
+            why = "it leaves out the slow workers, and with them their data"
         return [
             f"Warning: cancelling beats waiting here ({why}). At K = {sync.k}, k-sync takes "
             f"{sync.update_seconds:.3g} s an update, k-async {waiting.update_seconds:.3g} s, and is stale besides."

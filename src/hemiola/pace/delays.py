@@ -7,22 +7,21 @@ simulation with and without gradients, sees common random numbers, and a resumed
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from hemiola.errors import InputError, nearest
 from hemiola.pace.laws import Empirical, Floats, Hyperexponential, Law
+from hemiola.pace.traces import read_trace
 from hemiola.streams import stream
 
+SHORTEST, LONGEST = 1e-12, 1e12  # seconds; beyond them sums of times lose their digits
 BLOCK = 512  # draws from one place of the generator: many enough to hide the move there, few enough for 10,000 workers
 
 
@@ -71,18 +70,16 @@ def parse_delay(text: str, base: Path | None = None) -> Delay:
         raise InputError(f"{name} takes {len(names)} argument(s), {name}({', '.join(names)}), got {text.strip()!r}")
     values = {argument: _number(text, argument, part) for argument, part in zip(names, given, strict=True)}
     law, draw = build(**values)
+    if not SHORTEST <= float(law.mean()) <= LONGEST:
+        raise InputError(f"the mean of {text.strip()!r} must be between {SHORTEST:g} and {LONGEST:g} seconds")
     arguments = tuple(values.values())
     written = f"{name}({', '.join(repr(value) for value in arguments)})"
     return Delay(name, arguments, written, float(law.mean()), law, draw)
 
 
 def trace_delay(path: Path) -> Delay:
-    """Measured step times, resampled with replacement.
-
-    The file holds one number per line; or comma-separated values with a header and a column ``step_seconds`` (any name
-    will do when it is the only column); or JSON lines with ``step_seconds``, a number or a list of numbers.
-    """
-    return empirical_delay(read_trace(path), law=f"trace({path})")
+    """Measured step times of a file, resampled with replacement: all workers draw from all times."""
+    return empirical_delay(read_trace(path).seconds, law=f"trace({path})")
 
 
 def empirical_delay(seconds: Iterable[float], law: str) -> Delay:
@@ -94,68 +91,6 @@ def empirical_delay(seconds: Iterable[float], law: str) -> Delay:
 
     empirical = Empirical(values)
     return Delay("trace", (), law, empirical.mean(), empirical, draw)
-
-
-def read_trace(path: Path) -> list[float]:
-    """Read the step times of a trace file; see `trace_delay` for the formats."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read the trace {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"the trace {path} is not a text file") from None
-    lines = [line.strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    if not lines:
-        raise InputError(f"the trace {path} is empty; it needs at least one step time in seconds")
-    cells = _json_cells(path, lines) if lines[0].startswith(("{", "[")) else _csv_cells(path, lines)
-    values = []
-    for cell in cells:
-        try:
-            value = float(cell)
-        except (TypeError, ValueError):
-            raise InputError(f"the trace {path} must hold step times in seconds, got {cell!r}") from None
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"the step times of the trace {path} must be finite and above 0, got {cell!r}")
-        values.append(value)
-    if not values:
-        raise InputError(f"the trace {path} has no step times")
-    return values
-
-
-def _json_cells(path: Path, lines: list[str]) -> list[Any]:
-    cells: list[Any] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            raise InputError(f"a line of the trace {path} is not JSON: {line[:60]!r}") from None
-        found = record.get("step_seconds") if isinstance(record, dict) else record
-        cells.extend(found if isinstance(found, list) else [] if found is None else [found])
-    if not cells:
-        raise InputError(f"no line of the trace {path} has 'step_seconds'")
-    return cells
-
-
-def _csv_cells(path: Path, lines: list[str]) -> list[str]:
-    rows = list(csv.reader(lines))
-    header = [cell.strip() for cell in rows[0]]
-    if _is_number(header[0]):
-        if len(header) > 1:
-            raise InputError(f"the trace {path} has {len(header)} columns and no header; name one 'step_seconds'")
-        return [row[0] for row in rows]
-    if len(header) > 1 and "step_seconds" not in header:
-        raise InputError(f"the trace {path} has no column 'step_seconds', only {', '.join(header)}")
-    column = header.index("step_seconds") if "step_seconds" in header else 0
-    return [row[column] for row in rows[1:] if len(row) > column and row[column].strip()]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _resolve(name: str, base: Path | None) -> Path:

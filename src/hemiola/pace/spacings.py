@@ -17,14 +17,14 @@ def order_statistic_mean(law: Law, k: int, workers: int) -> float:
     """E[X_{K:P}], the mean of the K-th smallest of P independent draws; exact for an `Empirical` law.
 
     X_{K:P} <= x exactly when at least K of P draws are, which has probability I_{F(x)}(K, P - K + 1), the regularised
-    incomplete beta function. Hence E[X_{K:P}] is the integral of 1 - I_{F(x)} over x, a sum for a discrete law; for the
-    others it is the integral over v in (0, 1) of isf(I^{-1}(v)).
+    incomplete beta function. Hence E[X_{K:P}] is the integral of 1 - I_{F(x)} over x, a sum for a discrete law. For the
+    others it is E[isf(U)]: the survival probability U of X_{K:P} has the law Beta(P - K + 1, K).
     """
     if isinstance(law, Empirical):
         later = special.betaincc(k, workers - k + 1, law.cdf(law.values)[:-1])
         return float(law.values[0] + np.diff(law.values) @ later)
-    shares, weights = _nodes()
-    return float(weights @ law.isf(special.betaincinv(workers - k + 1, k, shares)))
+    survival, weights = _beta_nodes(workers - k + 1, k)
+    return float(weights @ law.isf(survival))
 
 
 def mean_spacings(law: Empirical, workers: int) -> Floats:
@@ -61,15 +61,25 @@ def fit_delays(finished: Sequence[float], censored: Sequence[float]) -> Empirica
 
 
 @cache
-def _nodes() -> tuple[Floats, Floats]:
-    """Nodes v and weights for an integral over v in (0, 1) whose integrand may have a heavy tail at v = 0.
-
-    Gauss-Legendre in y = -log v, on panels that grow geometrically, so that v reaches down to 1e-147
-    (scipy's inverse of the incomplete beta function gives up at 1e-160).
-    """
-    edges = np.concatenate(([0.0], np.geomspace(1e-8, 1.0, 9), np.arange(2, 9) * 0.75, np.geomspace(8, 338, 10)))
-    points, weights = np.polynomial.legendre.leggauss(24)
+def _panels() -> tuple[Floats, Floats]:
+    """Gauss-Legendre nodes and weights on panels that are narrow around 0 and grow with the distance from it."""
+    outward = np.concatenate((np.arange(0.0, 8.0), np.geomspace(8.0, 700.0, 24)))
+    edges = np.concatenate((-outward[:0:-1], outward[: np.searchsorted(outward, 50.0)]))
+    points, weights = np.polynomial.legendre.leggauss(16)
     low, high = edges[:-1, None], edges[1:, None]
-    y = ((high - low) * points + high + low) / 2
-    shares = np.exp(-y)
-    return shares.ravel(), (shares * weights * (high - low) / 2).ravel()
+    return (((high - low) * points + high + low) / 2).ravel(), ((high - low) * weights / 2).ravel()
+
+
+def _beta_nodes(a: int, b: int) -> tuple[Floats, Floats]:
+    """Nodes and weights for E[f(U)], U of the law Beta(a, b), where f may have a pole at 0.
+
+    In z = log(U / (1 - U)) the density is smooth, falls like exp(a z) and exp(-b z), and needs no inverse of the
+    incomplete beta function (scipy's is NaN for some arguments). Its mean and variance place the panels. To the left
+    they reach U = 1e-304, so that heavy tails are seen; to the right, f is bounded.
+    """
+    offsets, weights = _panels()
+    centre, spread = special.digamma(a) - special.digamma(b), np.sqrt(special.polygamma(1, a) + special.polygamma(1, b))
+    z = centre + spread * offsets
+    density = np.exp(a * z - (a + b) * np.logaddexp(0.0, z) - special.betaln(a, b))
+    inside = z > -700
+    return special.expit(z[inside]), (spread * weights * density)[inside]

@@ -250,7 +250,8 @@ def new_against_used(delay: Delay) -> Ageing:
         return _ageing_of_trace(delay.scipy.values)
     grid = delay.scipy.ppf(np.linspace(0.01, 0.99, 99))
     logs = np.log(delay.scipy.sf(grid))
-    excess = np.log(delay.scipy.sf(grid[:, None] + grid[None, :])) - (logs[:, None] + logs[None, :])
+    with np.errstate(divide="ignore"):  # log 0 = -inf: nothing lasts that long
+        excess = np.log(delay.scipy.sf(grid[:, None] + grid[None, :])) - (logs[:, None] + logs[None, :])
     longer, shorter = bool((excess <= 1e-9).all()), bool((excess >= -1e-9).all())
     if longer and shorter:
         return "same"
@@ -308,12 +309,19 @@ def error_bound(problem: Problem, k: int, update_seconds: float, seconds: Floats
     """Bound on E[F(w)] - F* after so many seconds, for a strongly convex F.
 
     With J = seconds / E[T]: floor + (1 - eta gamma' c)^J (gap - floor), floor = L eta sigma^2 / (2 c gamma' K m).
+
+    Raises:
+        InputError: The constants cannot be, or the rate is too large for the bound to hold.
     """
-    if not problem.strength > 0:
-        raise InputError(f"strength must be above 0 for the bound of a strongly convex loss, got {problem.strength}")
+    _check_rate(problem, fresh)
+    if not 0 < problem.strength <= problem.smoothness:
+        raise InputError(
+            f"strength must be above 0 and at most smoothness = {problem.smoothness} for the bound of a strongly "
+            f"convex loss, got {problem.strength}"
+        )
     efficiency = problem.efficiency(fresh)
     floor = problem.noise(k) / (2 * problem.strength * efficiency)
-    decay = max(0.0, 1 - problem.rate * efficiency * problem.strength)
+    decay = 1 - problem.rate * efficiency * problem.strength
     return np.asarray(floor + decay ** (np.asarray(seconds) / update_seconds) * (problem.gap - floor))
 
 
@@ -323,9 +331,32 @@ def gradient_bound(
     """Bound on the mean of E||grad F||^2 over the updates so far, for any smooth F; AdaSync minimises it over K.
 
     2 gap E[T] / (seconds eta gamma') + L eta sigma^2 / (K m gamma').
+
+    Raises:
+        InputError: The constants cannot be, or the rate is too large for the bound to hold.
     """
+    _check_rate(problem, fresh)
     efficiency = problem.efficiency(fresh)
     elapsed = np.asarray(seconds, dtype=float)
     return np.asarray(
         2 * problem.gap * update_seconds / (elapsed * problem.rate * efficiency) + problem.noise(k) / efficiency
     )
+
+
+def _check_rate(problem: Problem, fresh: float | None) -> None:
+    """Refuse what the theorems do not cover.
+
+    An update changes F by at most -eta grad.v + (L eta^2 / 2) ||v||^2 in the mean, v the merged gradients. Up to
+    eta = 1 / L that is -(eta / 2) ||grad F||^2 plus noise; the p_0 / 2 of gamma' takes half of what is then left, and
+    so eta = 1 / (2 L). At larger rates training may diverge, whatever the formula says.
+    """
+    if not problem.smoothness > 0:
+        raise InputError(f"smoothness must be above 0, got {problem.smoothness}")
+    if not 0 <= problem.drift <= 1:
+        raise InputError(f"drift must be between 0 and 1, got {problem.drift}")
+    if not problem.efficiency(fresh) > 0:
+        raise InputError(f"with drift = {problem.drift} and no fresh reports there is no bound; drift must be below 1")
+    most = 1 / problem.smoothness if fresh is None else 1 / (2 * problem.smoothness)
+    if not 0 < problem.rate <= most:
+        law = "1 / smoothness" if fresh is None else "1 / (2 smoothness) with stale reports"
+        raise InputError(f"rate must be above 0 and at most {law} = {most:g} for the bound to hold, got {problem.rate}")
