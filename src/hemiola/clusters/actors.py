@@ -1,8 +1,8 @@
 """The Ray cluster: every worker an actor, `ray.wait` for K of them, real time.
 
-`RayCluster` decides as `Clockwork` does in the simulator, from the same fields of the pace: who starts, whose report
-counts, who is cancelled or no longer listened to. What differs is where events come from, and that workers may die:
-then their units go back, K is clipped to the living, and `Roster` starts them again.
+`Race` decides, as in the simulator, whose report counts, who starts again, and who is cancelled or no longer listened
+to. What differs is where events come from, and that workers may die: then their units go back, K is clipped to the
+living, and `Roster` starts them again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import Pace, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.pace.delays import DelayStreams
+from hemiola.pace.race import COUNTS, LATE, Race
 
 KIND, VERSION = "hemiola-ray", 1
 
@@ -73,7 +74,7 @@ class RayCluster:
         self.pace = pace
         self.delays = delays
         self.workers = len(setup.shards)
-        self.version = 0
+        self.race = Race(pace)
         self._draws = [0] * self.workers
         self._seconds_before = 0.0  # cluster time before this process
         self._began: float | None = None
@@ -109,18 +110,17 @@ class RayCluster:
             wanted = self.pace.k() - len(this.arrived) if self.pace.idles else 1
             for event in self.roster.wait(max(wanted, 1)):
                 self._take(event, this)
-        if self.pace.cancels:
-            self._pass_by(this)
+        self._cancel(self.race.close(), this)
         return self._merge(this)
 
     def publish(self) -> None:
         """Workers that start from now on read the next version."""
-        self.version += 1
+        self.race.version += 1
         self._measured.exchange(self.now - self._last_arrival)
 
     def _enough(self, this: _Round) -> bool:
         """Whether an update can be made: K reports, or as many as the living can give."""
-        if len(this.arrived) >= self.pace.k():
+        if self.race.complete:
             return True
         if any(seat.busy for seat in self.roster.seats):
             return False
@@ -143,15 +143,16 @@ class RayCluster:
             first = self._draws[seat.worker]
             sleeps = tuple(self.delays.seconds(seat.worker, first + i) for i in range(len(stint.batches)))
             self._draws[seat.worker] += len(stint.batches)
+        self.race.start(seat.worker)
         errand = Errand(stint, self.work.wants_sketches(stint), sleeps, seat.counted)
         self.roster.send(seat, errand, self._published())
 
     def _published(self) -> Any:
         """The weights of the present version as workers get them: once in the object store, unless they are few."""
-        if self._weights is None or self._weights[0] != self.version:
-            weights = self.work.read(self.version).numpy()
+        if self._weights is None or self._weights[0] != self.race.version:
+            weights = self.work.read(self.race.version).numpy()
             few = weights.nbytes <= FEW_BYTES
-            self._weights = (self.version, weights.tobytes() if few else self.engine.ray.put(weights))
+            self._weights = (self.race.version, weights.tobytes() if few else self.engine.ray.put(weights))
         return self._weights[1]
 
     def _take(self, event: Event, this: _Round) -> None:
@@ -176,43 +177,39 @@ class RayCluster:
         this.durations.append(outcome.seconds / len(stint.batches))
         self._measured.step(stint.worker, this.durations[-1])
         this.sent_bytes += outcome.report_bytes
-        if seat.hung or seat.late or self._too_stale(stint):
+        if seat.hung:
+            # It was given up long ago, and its units with it.
             this.wasted_seconds += outcome.seconds
-            if seat.late and not seat.hung:
-                self.work.give_back(stint)
-                this.cancelled.append(stint)
-            elif not seat.hung:
-                this.dropped.append(stint)
             self._start(seat)
             return
-        this.idle_seconds += max(time.monotonic() - seat.started - outcome.seconds, 0.0)
-        this.arrived.append(_Arrival(stint, outcome, time.monotonic() - seat.started))
-        # Also when it is refused: then the worker has forgotten its optimizer's memory.
-        seat.counted, seat.momentum = stint.number, None
-        if not self.pace.idles and len(this.arrived) < self.pace.k():
+        fate = self.race.finish(seat.worker)
+        if fate is COUNTS:
+            this.idle_seconds += max(time.monotonic() - seat.started - outcome.seconds, 0.0)
+            this.arrived.append(_Arrival(stint, outcome, time.monotonic() - seat.started))
+            # Also when it is refused: then the worker has forgotten its optimizer's memory.
+            seat.counted, seat.momentum = stint.number, None
+        else:
+            this.wasted_seconds += outcome.seconds
+            (this.cancelled if fate is LATE else this.dropped).append(stint)
+            if fate is LATE:
+                self.work.give_back(stint)
+        if not self.race.rests(fate):
             self._start(seat)
-
-    def _too_stale(self, stint: Stint) -> bool:
-        limit = self.pace.max_staleness
-        return limit is not None and self.version - stint.version > limit
 
     def _lose(self, seat: Seat, this: _Round) -> None:
         """The stint of this worker will not be used; its units come again."""
         if seat.stint is None:
             return
+        self.race.lose(seat.worker)
         ran = time.monotonic() - seat.started
         this.wasted_seconds += ran
         this.cancelled.append(seat.stint)
         self.work.give_back(seat.stint)
 
-    def _pass_by(self, this: _Round) -> None:
-        """Cancel whoever the update did not wait for, or decide not to listen to them."""
-        for seat in self.roster.seats:
-            if not seat.busy:
-                continue
-            if self.pace.late == "ignore":
-                seat.late = True
-                continue
+    def _cancel(self, workers: list[int], this: _Round) -> None:
+        """The update does not wait for these."""
+        for worker in workers:
+            seat = self.roster.seats[worker]
             assert seat.stint is not None
             this.censored.append((time.monotonic() - seat.started) / len(seat.stint.batches))
             self._lose(seat, this)
@@ -238,7 +235,7 @@ class RayCluster:
         merged = {(arrival.stint.worker, arrival.stint.number) for arrival in good}
         return Update(
             reports=[
-                Report(a.stint, self.version - a.stint.version, a.seconds, a.outcome.loss, _sketches(a.outcome))
+                Report(a.stint, self.race.version - a.stint.version, a.seconds, a.outcome.loss, _sketches(a.outcome))
                 for a in good
             ],
             change=change,
@@ -261,7 +258,7 @@ class RayCluster:
     def _mean(self, rows: list[Tensor], good: list[_Arrival]) -> Tensor | None:
         if not rows:
             return None
-        factors = shares(self.work, self.pace, self.version, [arrival.stint for arrival in good])
+        factors = shares(self.work, self.pace, self.race.version, [arrival.stint for arrival in good])
         if self._sum is None:
             self._sum = fresh_like(rows[0])
         return weighted_sum(rows, factors, self._sum)
@@ -299,7 +296,7 @@ class RayCluster:
             "kind": KIND,
             "version": VERSION,
             "now": self.now,
-            "updates": self.version,
+            "updates": self.race.version,
             "draws": list(self._draws),
             "under_way": [
                 stint_state(seat.stint) for seat in self.roster.seats if seat.busy and seat.stint is not None
@@ -319,7 +316,7 @@ class RayCluster:
             found = f"{state.get('kind')!r} version {state.get('version')!r}"
             raise InputError(f"this is not the state of a ray cluster, version {VERSION}, but of {found}")
         self._seconds_before, self._began = float(state["now"]), None
-        self.version, self._draws = int(state["updates"]), list(state["draws"])
+        self.race.version, self._draws = int(state["updates"]), list(state["draws"])
         for saved in state["under_way"]:
             self.work.give_back(stint_from(saved))
         self.roster.directions = state["directions"]

@@ -7,7 +7,6 @@ Nothing here knows about gradients; `simulated.py` computes them afterwards, for
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from hemiola.clusters.link import Link, ServerLink
 from hemiola.contracts import Batch, Pace, State, Stint, Work
 from hemiola.pace.delays import DelayStreams
+from hemiola.pace.race import COUNTS, LATE, Race
 
 
 @dataclass
@@ -29,7 +29,6 @@ class Running:
         due: When the next thing happens to it: its computation ends, or its report arrives.
         sequence: Decides between events at the same time.
         sending: The report is on the link.
-        late: An update has passed it by; its report will not be listened to.
     """
 
     stint: Stint
@@ -39,7 +38,6 @@ class Running:
     due: float
     sequence: int
     sending: bool = False
-    late: bool = False
 
 
 @dataclass
@@ -79,18 +77,17 @@ class Clockwork:
 
     Attributes:
         now: The time.
-        version: The newest weights.
+        race: Whose reports count.
         lag: Overlap: local steps every worker takes before it needs the newest weights.
     """
 
     def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float):
         self.work = work
-        self.pace = pace
+        self.race = Race(pace)
         self.delays = delays
         self.message = message
         self.server = None if link.free or pace.lockstep else ServerLink(link)
         self.now = 0.0
-        self.version = 0
         self.lag = 0
         self.running: dict[int, Running] = {}
         self.free_since = [0.0] * delays.workers
@@ -107,25 +104,23 @@ class Clockwork:
                 this.idle_seconds += self.now - self.free_since[worker]
                 self.free_since[worker] = self.now
                 self._start(worker)
-        for running in self._finishers():
-            stint = running.stint
-            self.free_since[stint.worker] = self.now
-            this.durations.append(running.compute / len(stint.batches))
-            if running.late or self._too_stale(stint):
+        while self.running and not self.race.complete:
+            running = self._next_arrival()
+            worker = running.stint.worker
+            self.free_since[worker] = self.now
+            this.durations.append(running.compute / len(running.stint.batches))
+            fate = self.race.finish(worker)
+            if fate is COUNTS:
+                this.arrived.append((running, self.now))
+            else:
                 this.wasted_seconds += running.compute
-                (this.late if running.late else this.dropped).append(stint)
-                if running.late:
-                    self.work.give_back(stint)
-                self._start(stint.worker)
-                continue
-            this.arrived.append((running, self.now))
-            if len(this.arrived) >= self.pace.k():
-                break
-            if not self.pace.idles:
-                self._start(stint.worker)
+                (this.late if fate is LATE else this.dropped).append(running.stint)
+                if fate is LATE:
+                    self.work.give_back(running.stint)
+            if not self.race.rests(fate):
+                self._start(worker)
         this.seconds = self.now
-        if self.pace.cancels:
-            self._pass_by(this)
+        self._cancel(self.race.close(), this)
         return this
 
     def advance(self, seconds: float) -> None:
@@ -133,21 +128,17 @@ class Clockwork:
         self.now += seconds
         self.free_since = [since + seconds for since in self.free_since]
 
-    def _finishers(self) -> Iterator[Running]:
-        """Stints whose reports arrive, one after the other, until nothing runs any more."""
-        while self.running:
-            time, sequence, worker = heapq.heappop(self._heap)
-            running = self.running.get(worker)
-            if running is None or running.sequence != sequence:
-                continue  # It was cancelled.
+    def _next_arrival(self) -> Running:
+        """The stint whose report arrives next; the clock goes there."""
+        while True:
+            time, _, worker = heapq.heappop(self._heap)
+            running = self.running[worker]
             self.now = time
-            if self.server is not None and not running.sending:
-                running.sending = True
-                running.due = self.server.upload(time, self.message)
-                self._push(running)
-                continue
-            del self.running[worker]
-            yield running
+            if self.server is None or running.sending:
+                return self.running.pop(worker)
+            running.sending = True
+            running.due = self.server.upload(time, self.message)
+            self._push(running)
 
     def _start(self, worker: int) -> None:
         stint = self.work.assign(worker)
@@ -165,6 +156,7 @@ class Clockwork:
             begin = self.now if self.server is None else self.server.download(self.now, self.message)
             computed = begin + compute
         self._ended[worker] = computed
+        self.race.start(worker)
         self._push(Running(stint, begin, compute, computed, computed, 0))
 
     def _push(self, running: Running) -> None:
@@ -173,31 +165,25 @@ class Clockwork:
         self.running[running.stint.worker] = running
         heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
 
-    def _too_stale(self, stint: Stint) -> bool:
-        limit = self.pace.max_staleness
-        return limit is not None and self.version - stint.version > limit
-
-    def _pass_by(self, this: Round) -> None:
-        """Cancel whoever the update did not wait for, or decide not to listen to them."""
-        if self.pace.late == "ignore":
-            for running in self.running.values():
-                running.late = True
-            return
-        for worker, running in sorted(self.running.items()):
+    def _cancel(self, workers: list[int], this: Round) -> None:
+        """The update does not wait for these, which are all that run."""
+        for worker in workers:
+            running = self.running[worker]
             ran = max(self.now - running.started, 0.0)
             this.cancelled.append((running.stint, ran))
             this.wasted_seconds += ran
             self.work.give_back(running.stint)
             self.free_since[worker] = self.now
-        self.running.clear()
-        self._heap.clear()
-        if self.server is not None:
-            self.server.clear(self.now)
+        if workers:
+            self.running.clear()
+            self._heap.clear()
+            if self.server is not None:
+                self.server.clear(self.now)
 
     def state_dict(self) -> State:
         return {
             "now": self.now,
-            "version": self.version,
+            "race": self.race.state_dict(),
             "free_since": list(self.free_since),
             "draws": list(self._draws),
             "sequence": self._sequence,
@@ -213,14 +199,14 @@ class Clockwork:
                     "due": r.due,
                     "sequence": r.sequence,
                     "sending": r.sending,
-                    "late": r.late,
                 }
                 for r in self.running.values()
             ],
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.now, self.version = state["now"], state["version"]
+        self.now = state["now"]
+        self.race.load_state_dict(state["race"])
         self.free_since, self._draws = list(state["free_since"]), list(state["draws"])
         self.lag, self._ended = state["lag"], list(state["ended"])
         if self.server is not None:

@@ -42,7 +42,6 @@ class Seat:
         stint: What it works on; None when it is free or starting.
         started: When the stint was sent.
         deadline: Seconds the stint may take.
-        late: An update has passed it by; its report will not be listened to.
         hung: It missed its deadline; its units were given back.
         abandoned: Number of the stint that it still works on although nobody waits for it, if there is one.
         counted: Number of its last stint that counted.
@@ -58,7 +57,6 @@ class Seat:
     stint: Stint | None = None
     started: float = 0.0
     deadline: float = 0.0
-    late: bool = False
     hung: bool = False
     abandoned: int | None = None
     counted: int = -1
@@ -183,7 +181,7 @@ class Roster:
         slowest = PATIENCE * self._slowest * len(errand.stint.batches) + sum(errand.sleeps)
         least = self.hang_seconds if self._slowest else FIRST_PATIENCE * self.hang_seconds
         seat.deadline = max(least, slowest)
-        seat.late = seat.hung = False
+        seat.hung = False
         seat.abandoned = None
 
     def abandon(self, seat: Seat) -> None:

@@ -84,7 +84,7 @@ class SimulatedCluster:
             if not finite:
                 refused.append(running.stint)
                 continue
-            staleness = self.clock.version - running.stint.version
+            staleness = self.clock.race.version - running.stint.version
             self._staleness += staleness
             reports.append(Report(running.stint, staleness, arrived - running.started, loss, sketches))
         self._refused += len(refused)
@@ -118,18 +118,18 @@ class SimulatedCluster:
         if k is None or self.pace.max_staleness is not None or self._refused:
             return
         aged = 0 if self.pace.cancels else self.workers - (k if self.pace.idles else 1)
-        pending = sum(self.clock.version - running.stint.version for running in self.clock.running.values())
+        pending = sum(self.clock.race.version - running.stint.version for running in self.clock.running.values())
         pending *= not self.pace.cancels
-        law = aged * self.clock.version
+        law = aged * self.clock.race.version
         if self._staleness + pending != law:
             raise AssertionError(
-                f"after {self.clock.version} updates merged reports are {self._staleness} and stints under way "
+                f"after {self.clock.race.version} updates merged reports are {self._staleness} and stints under way "
                 f"{pending} updates old in all; with {self.workers} workers and K = {k} that must make {law}"
             )
 
     def publish(self) -> None:
         """Workers that start from now on read the next version."""
-        self.clock.version += 1
+        self.clock.race.version += 1
 
     def close(self) -> None:
         """Nothing to release."""
@@ -138,7 +138,7 @@ class SimulatedCluster:
 
     def _merge(self, stints: Sequence[Stint]) -> tuple[Tensor, Finished, float]:
         """The weighted mean of the stints' changes; if it is not finite, of those that are."""
-        factors = shares(self.work, self.pace, self.clock.version, stints)
+        factors = shares(self.work, self.pace, self.clock.race.version, stints)
         if not self.period.local and self.sender.exact:
             change, finished = self._shared_gradient(stints, factors)
             if bool(torch.isfinite(change).all()):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hemiola.clusters import timing_arrays, timing_loops
-from hemiola.clusters.timing_loops import LoggedUpdate, Race
+from hemiola.clusters.timing_loops import LoggedUpdate, Timeline
 from hemiola.errors import InputError
 from hemiola.pace import Quorum
 from hemiola.pace.delays import Delay, DelayStreams
@@ -103,7 +103,7 @@ def simulate_timing(
     )
 
 
-def _race(pace: Quorum, streams: DelayStreams, updates: int, log: bool) -> Race:
+def _race(pace: Quorum, streams: DelayStreams, updates: int, log: bool) -> Timeline:
     """Pick the fastest way that gives the same events."""
     plain = pace.fixed_k is not None and pace.late == "cancel" and (pace.cancels or pace.max_staleness is None)
     if log or not plain:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hemiola.clusters.timing_loops import Race, counts
+from hemiola.clusters.timing_loops import Timeline, counts
 from hemiola.pace.delays import BLOCK, DelayStreams
 
 Floats = NDArray[np.float64]
@@ -17,7 +17,7 @@ TILE = 1 << 17  # of which so many at a time are sorted, to stay in the cache
 SPARE = 256  # see `_Ahead`
 
 
-def k_sync(k: int, streams: DelayStreams, updates: int) -> Race:
+def k_sync(k: int, streams: DelayStreams, updates: int) -> Timeline:
     """All restart at every update, so update n takes the K-th smallest of everybody's n-th draws."""
     waits, useful = [], 0.0
     step, tile = max(1, CHUNK // streams.workers // BLOCK) * BLOCK, max(1, TILE // streams.workers)
@@ -31,10 +31,10 @@ def k_sync(k: int, streams: DelayStreams, updates: int) -> Race:
     wait = np.concatenate(waits)
     times, merged = np.cumsum(wait), updates * k
     busy = wait.sum()
-    return Race(times, np.array([merged]), k * busy - useful, (streams.workers - k) * busy, merged)
+    return Timeline(times, np.array([merged]), k * busy - useful, (streams.workers - k) * busy, merged)
 
 
-def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Race | None:
+def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Timeline | None:
     """Every round: as many draws of every worker as could matter, summed up; the K-th smallest sum is the update.
 
     None where two stints end at the moment of an update, or one worker ends more than `SPARE` in a round.
@@ -66,10 +66,10 @@ def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Race | None:
         now = times[version] = float(end)
         depth = max(2, int(finished.max()))
     merged = updates * k
-    return Race(times, np.array([merged]), 0.0, streams.workers * now - useful, merged)
+    return Timeline(times, np.array([merged]), 0.0, streams.workers * now - useful, merged)
 
 
-def k_async(k: int, streams: DelayStreams, updates: int) -> Race:
+def k_async(k: int, streams: DelayStreams, updates: int) -> Timeline:
     """Nobody starts between two updates, so the K smallest of everybody's ends make the update."""
     ahead = _Ahead(streams)
     everybody = np.arange(streams.workers)
@@ -88,10 +88,10 @@ def k_async(k: int, streams: DelayStreams, updates: int) -> Race:
         read[free] = version + 1
         starts[free] = (version + 1) * streams.workers + np.arange(k)
         ends[free] = now + ahead.take(free)
-    return Race(times, staleness, idle_seconds, 0.0, updates * k)
+    return Timeline(times, staleness, idle_seconds, 0.0, updates * k)
 
 
-def k_batch_async(k: int, streams: DelayStreams, updates: int) -> Race | None:
+def k_batch_async(k: int, streams: DelayStreams, updates: int) -> Timeline | None:
     """Nobody ever waits, so the ends are P renewal processes whatever K is; every K-th of them all is an update.
 
     With the ends numbered m = 0, 1, ..., number m meets version m // K, and its worker read version (m' + 1) // K,
@@ -132,7 +132,7 @@ def k_batch_async(k: int, streams: DelayStreams, updates: int) -> Race | None:
         staleness = _add(staleness, counts(number // k - (earlier + 1) // k))
         times.append(moments[: len(number)][(number + 1) % k == 0])
         seen += len(number)
-    return Race(np.concatenate(times), staleness, 0.0, 0.0, wanted)
+    return Timeline(np.concatenate(times), staleness, 0.0, 0.0, wanted)
 
 
 def _earlier(who: NDArray[np.intp], seen: int, before: NDArray[np.intp]) -> NDArray[np.intp]:

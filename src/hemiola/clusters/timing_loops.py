@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, count
 
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from hemiola.contracts import Arrivals
 from hemiola.pace import Quorum
 from hemiola.pace.delays import BLOCK, DelayStreams
+from hemiola.pace.race import COUNTS, LATE, Race
 
 PIECE = 128  # draws turned into Python floats at a time: a whole block of 10,000 workers would take 300 MB
 
@@ -37,7 +38,7 @@ class LoggedUpdate:
 
 
 @dataclass
-class Race:
+class Timeline:
     """The raw outcome of a run.
 
     Attributes:
@@ -74,63 +75,55 @@ def counts(staleness: ArrayLike) -> NDArray[np.int64]:
     return np.bincount(np.asarray(staleness, dtype=np.intp), minlength=1)
 
 
-def every_event(pace: Quorum, streams: DelayStreams, updates: int, log: bool = False) -> Race:
-    """Any pace: K on a schedule, late reports ignored, stale ones dropped."""
-    workers, draw = streams.workers, draws(streams)
-    cancels, idles, ignores = pace.cancels, pace.idles, pace.late == "ignore"
-    oldest = float("inf") if pace.max_staleness is None else pace.max_staleness
-    k = pace.k()
-    heap = [(draw[worker](), worker, worker) for worker in range(workers)]
-    heapify(heap)
-    sequence, version, completions, reports = workers, 0, 0, 0
-    read, began, number = [0] * workers, [0.0] * workers, [0] * workers
-    idle: list[tuple[float, int]] = []  # (end of its stint, worker)
+def every_event(pace: Quorum, streams: DelayStreams, updates: int, log: bool = False) -> Timeline:
+    """Any pace, event by event: a heap of ends drives the rule."""
+    race, draw = Race(pace), draws(streams)
+    heap: list[tuple[float, int, int]] = []
+    now, sequence, completions = 0.0, 0, 0
+    began, number = [0.0] * streams.workers, [-1] * streams.workers
     idle_seconds = wasted_seconds = 0.0
     times: list[float] = []
     staleness: list[int] = []
     present, history = LoggedUpdate(), []
 
-    def start(worker: int, now: float) -> tuple[float, int, int]:
+    def start(worker: int) -> tuple[float, int, int]:
         nonlocal sequence
+        race.start(worker)
         sequence += 1
-        read[worker], began[worker] = version, now
+        began[worker] = now
         number[worker] += 1
         return (now + draw[worker](), sequence, worker)
 
-    while version < updates:
-        now, _, worker = heap[0]
-        completions += 1
-        age = version - read[worker]
-        late = cancels and age > 0
-        if late or age > oldest:
-            wasted_seconds += now - began[worker]
-            (present.late if late else present.dropped).append((worker, number[worker]))
-            heapreplace(heap, start(worker, now))
-            continue
-        reports += 1
-        staleness.append(age)
-        present.merged.append((worker, number[worker], age))
-        if reports < k:
-            if idles:
-                heappop(heap)
-                idle.append((now, worker))
+    free = list(range(streams.workers))
+    while race.version < updates:
+        for worker in sorted(free):
+            heappush(heap, start(worker))
+        free = []
+        while not race.complete:
+            now, _, worker = heap[0]
+            completions += 1
+            age = race.version - race.running[worker]
+            fate = race.finish(worker)
+            if fate is COUNTS:
+                staleness.append(age)
+                present.merged.append((worker, number[worker], age))
             else:
-                heapreplace(heap, start(worker, now))
-            continue
-        # The K-th report: the update comes first, then whoever is free starts on the new version.
-        version, reports = version + 1, 0
-        heappop(heap)
-        idle_seconds += sum(now - end for end, _ in idle)
-        free = {worker, *(waiting for _, waiting in idle)}
-        idle.clear()
-        if cancels and not ignores:
-            busy = [other for _, _, other in heap]
-            wasted_seconds += sum(now - began[other] for other in busy)
-            present.cancelled = sorted((other, number[other]) for other in busy)
-            free.update(busy)
+                wasted_seconds += now - began[worker]
+                (present.late if fate is LATE else present.dropped).append((worker, number[worker]))
+            if race.rests(fate):
+                heappop(heap)
+                free.append(worker)
+                idle_seconds -= now
+            else:
+                heapreplace(heap, start(worker))
+        idle_seconds += now * len(free)
+        cancelled = race.close()
+        if cancelled:
+            wasted_seconds += sum(now - began[worker] for worker in cancelled)
+            present.cancelled = [(worker, number[worker]) for worker in cancelled]
+            free += cancelled
             heap.clear()
-        for waiting in sorted(free):
-            heappush(heap, start(waiting, now))
+        race.version += 1
         times.append(now)
         if log:
             present.seconds = now
@@ -138,12 +131,12 @@ def every_event(pace: Quorum, streams: DelayStreams, updates: int, log: bool = F
             history.append(present)
         present = LoggedUpdate()
         if pace.fixed_k is None:
-            pace.updated(Arrivals(now, version / updates, (), (), (), (), ()))
-            k = pace.k()
-    return Race(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions, history if log else None)
+            pace.updated(Arrivals(now, race.version / updates, (), (), (), (), ()))
+    timeline = Timeline(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions)
+    return replace(timeline, log=history) if log else timeline
 
 
-def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Race:
+def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Timeline:
     """Everybody restarts at every update, so every round is a small race of its own and nothing is stale."""
     draw = draws(streams)
     numbered = list(enumerate(draw))
@@ -160,10 +153,10 @@ def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Race:
         useful += now - began
         times.append(now)
     merged = updates * k
-    return Race(np.array(times), np.array([merged]), 0.0, len(draw) * now - useful, merged)
+    return Timeline(np.array(times), np.array([merged]), 0.0, len(draw) * now - useful, merged)
 
 
-def k_async(k: int, streams: DelayStreams, updates: int) -> Race:
+def k_async(k: int, streams: DelayStreams, updates: int) -> Timeline:
     """Finishers wait and start together at the update; nobody else is touched."""
     draw = draws(streams)
     heap = [(next_draw(), worker, worker) for worker, next_draw in enumerate(draw)]
@@ -185,4 +178,4 @@ def k_async(k: int, streams: DelayStreams, updates: int) -> Race:
             read[worker] = version + 1
             heappush(heap, (now + draw[worker](), sequence, worker))
             sequence += 1
-    return Race(np.array(times), counts(staleness), idle_seconds, 0.0, updates * k)
+    return Timeline(np.array(times), counts(staleness), idle_seconds, 0.0, updates * k)

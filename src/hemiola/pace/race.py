@@ -1,0 +1,100 @@
+"""The rule of pace, once: who counts, who idles, who is cancelled, too late or too stale.
+
+A race is run between two updates. It knows no clock and no thread; whoever has one (the simulated cluster, Ray, the
+timing-only simulation) tells it what happened, one event at a time, and does what it says::
+
+    every worker that is free and has work:    race.start(worker)
+    a worker finishes:                         fate = race.finish(worker)
+        unless race.rests(fate):                   race.start(worker), at once
+        when race.complete:                        merge the reports whose fate was COUNTS, then
+                                                   for worker in race.close(): cancel it
+                                                   race.version += 1; start over
+
+Symbols: K is ``pace.k()``; the two columns of the table in `hemiola.pace.paces` are ``pace.cancels``, its two rows
+``pace.idles``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from hemiola.contracts import Pace, State
+
+
+class Fate(Enum):
+    """What becomes of a finished stint."""
+
+    COUNTS = "counts"  # its report is merged
+    LATE = "late"  # an update has passed it by: its units come again
+    STALE = "stale"  # older than the pace's ``max_staleness``: its units count as visited
+
+
+COUNTS, LATE, STALE = Fate.COUNTS, Fate.LATE, Fate.STALE
+
+
+class Race:
+    """Who runs, on which version of the weights, and how many reports count so far.
+
+    Attributes:
+        version: The newest weights; whoever starts reads them.
+        running: The version that each worker under way has read.
+        counted: Reports that the next update has.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.version = 0
+        self.running: dict[int, int] = {}
+        self.counted = 0
+        self._late: set[int] = set()  # workers under way whose reports nobody waits for any more
+        self._oldest = float("inf") if pace.max_staleness is None else pace.max_staleness
+        self._idles = pace.idles
+
+    def start(self, worker: int) -> None:
+        """A worker reads the newest weights and starts a stint."""
+        self.running[worker] = self.version
+
+    def finish(self, worker: int) -> Fate:
+        """A worker's report is there."""
+        read = self.running.pop(worker)
+        if worker in self._late:
+            self._late.remove(worker)
+            return LATE
+        if self.version - read > self._oldest:
+            return STALE
+        self.counted += 1
+        return COUNTS
+
+    def rests(self, fate: Fate) -> bool:
+        """Whether a worker that has just finished with this fate waits for the update before it starts again."""
+        return fate is COUNTS and (self._idles or self.complete)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the update has its K reports."""
+        return self.counted >= self.pace.k()
+
+    def lose(self, worker: int) -> None:
+        """A worker died, or nobody waits for it any more: its stint is void."""
+        self.running.pop(worker, None)
+        self._late.discard(worker)
+
+    def close(self) -> list[int]:
+        """The update is made: the workers that it cancels, by number. Call before the version goes up."""
+        self.counted = 0
+        if not self.pace.cancels:
+            return []
+        if self.pace.late == "ignore":
+            self._late.update(self.running)
+            return []
+        cancelled = sorted(self.running)
+        self.running.clear()
+        return cancelled
+
+    def state_dict(self) -> State:
+        """Between two updates."""
+        return {"version": self.version, "running": dict(self.running), "late": sorted(self._late)}
+
+    def load_state_dict(self, state: State) -> None:
+        self.version, self.running, self._late = state["version"], dict(state["running"]), set(state["late"])
+        self.counted = 0
