@@ -9,18 +9,25 @@ backward pass, so no per-example gradient has to be formed by a pass of its own.
 
 A layer's life: ``capture`` in the forward pass, with its input; ``blocks`` in the backward pass, with what was captured
 and the signal.
+
+A module is understood only if it computes what torch's own class does: a subclass with another ``forward``, a weight
+that is made from other parameters, or a layer without weights yet is left out and named.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from hemiola.order.directions import principal_directions, row_limit
+from hemiola.order.hooks import Hook
 from hemiola.streams import torch_stream
 
 
@@ -79,7 +86,11 @@ class Projecting(Layer):
 
     @property
     def directions(self) -> int:
-        return min(self.rank or 0, self.length) if "weight" in self.parameters else 0
+        return min(self.rank or 0, self.length) if self.trains_weight else 0
+
+    @property
+    def trains_weight(self) -> bool:
+        return "weight" in self.parameters
 
     def adopt(self, directions: Tensor) -> None:
         """Use these (groups, directions, length) directions from now on."""
@@ -119,7 +130,12 @@ class Dense(Projecting):
         rows = a.reshape(-1, self.length)
         return rows[:: math.ceil(len(rows) / row_limit(self.length))].unsqueeze(0)
 
+    def fits(self, a: Tensor, examples: int) -> bool:
+        return a.dim() >= 2 and super().fits(a, examples)
+
     def capture(self, a: Tensor, examples: int) -> Tensor:
+        if not self.trains_weight:
+            return a.new_empty(0)  # the bias needs nothing of the input
         if self.filters is None:
             return a
         return F.linear(a.to(self.filters.dtype), self.filters[0], self._constants)
@@ -127,6 +143,8 @@ class Dense(Projecting):
     def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
         dtype = working_type(b)
         b = b.reshape(examples, -1, b.shape[-1]).to(dtype)
+        if not self.trains_weight:
+            return [b.sum(1)]
         kept = kept.reshape(examples, -1, kept.shape[-1]).to(dtype)
         product = _product(b, kept)
         if self.rank is not None:
@@ -215,6 +233,8 @@ class Convolution(Projecting):
         return found[:, :: math.ceil(found.shape[1] / row_limit(self.length))]
 
     def capture(self, a: Tensor, examples: int) -> Tensor:
+        if not self.trains_weight:
+            return a.new_empty(0)  # the bias needs nothing of the input
         a = self.padded(a)
         if self.filters is None:
             return a
@@ -223,16 +243,13 @@ class Convolution(Projecting):
     def blocks(self, kept: Tensor, b: Tensor, examples: int) -> list[Tensor]:
         dtype = working_type(b)
         pieces = b.shape[0] // examples  # of one example, where a model folds a dimension into the batch
-        if self.rank is None:
-            kept = self.patches(kept.to(dtype))
-        else:
-            kept = kept.reshape(b.shape[0], self.groups, self.directions, -1).to(dtype)
         signal = b.to(dtype).reshape(b.shape[0], self.groups, b.shape[1] // self.groups, -1)
         found = []
-        if "weight" in self.parameters and self.rank is None:
-            found.append((signal @ kept.transpose(2, 3)).flatten(1))
-        elif "weight" in self.parameters:
+        if self.trains_weight and self.rank is None:
+            found.append((signal @ self.patches(kept.to(dtype)).transpose(2, 3)).flatten(1))
+        elif self.trains_weight:
             # The short factor first: the product is the same and takes two thirds of the time.
+            kept = kept.reshape(b.shape[0], self.groups, self.directions, -1).to(dtype)
             found.append((kept @ signal.transpose(2, 3)).flatten(1))
         if "bias" in self.parameters:
             found.append(signal.sum(3).flatten(1))
@@ -287,6 +304,10 @@ class Scaling(Layer):
         if rank is not None:
             self.rank, self.widths = rank, [sum(self.widths)]
 
+    def fits(self, a: Tensor, examples: int) -> bool:
+        trailing = len(self.module.normalized_shape) if self.trailing else 1  # type: ignore[arg-type]
+        return a.dim() > trailing and super().fits(a, examples)
+
     def capture(self, a: Tensor, examples: int) -> Tensor:
         module, a = self.module, a.to(working_type(a))
         if isinstance(module, nn.LayerNorm):
@@ -314,6 +335,9 @@ class Scaling(Layer):
         return blocks if self.rank is None else [torch.cat(blocks, 1)]
 
 
+LAZY = "no weights yet: run one batch through the model before watch"
+
+
 def find_layers(model: nn.Module, rank: int | None, seed: int) -> tuple[list[Layer], list[str]]:
     """Return the trained layers whose gradients hooks can tell, and the names of the trained ones where they cannot."""
     layers: list[Layer] = []
@@ -322,7 +346,7 @@ def find_layers(model: nn.Module, rank: int | None, seed: int) -> tuple[list[Lay
     for name, module in model.named_modules():
         if inside is not None and name.startswith(inside):
             continue
-        if isinstance(module, nn.MultiheadAttention):
+        if isinstance(module, nn.MultiheadAttention) or is_parametrized(module):
             inside = f"{name}." if name else ""
         elif not any(p.requires_grad for p in module.parameters(recurse=False)):
             continue
@@ -330,17 +354,51 @@ def find_layers(model: nn.Module, rank: int | None, seed: int) -> tuple[list[Lay
         if layer is not None:
             layers.append(layer)
         elif any(p.requires_grad for p in module.parameters()):
-            left_out.append(f"{name or 'the model itself'} ({type(module).__name__})")
+            left_out.append(describe(name, module, LAZY if _lazy(module) else ""))
     return layers, left_out
 
 
+def describe(name: str, module: nn.Module, why: str = "") -> str:
+    """A layer by name and class, with the reason why it is left out where the class does not tell."""
+    return f"{name or 'the model itself'} ({type(module).__name__}{', ' if why else ''}{why})"
+
+
 def _layer(name: str, module: nn.Module, rank: int | None, seed: int) -> Layer | None:
-    if type(module).forward in (nn.Linear.forward,):
-        return Dense(name, module, rank)  # type: ignore[arg-type]
-    if type(module).forward in (nn.Conv1d.forward, nn.Conv2d.forward):
-        return Convolution(name, module, rank)  # type: ignore[arg-type]
-    if isinstance(module, nn.Embedding) and not module.scale_grad_by_freq and module.max_norm is None:
-        return Lookup(name, module, rank, seed)
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | nn.modules.batchnorm._BatchNorm):
+    if _lazy(module):
+        return None
+    if isinstance(module, nn.Linear) and _is(module, nn.Linear):
+        return Dense(name, module, rank)
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and (_is(module, nn.Conv1d) or _is(module, nn.Conv2d)):
+        return Convolution(name, module, rank)
+    if isinstance(module, nn.Embedding) and _is(module, nn.Embedding):
+        understood = not module.scale_grad_by_freq and module.max_norm is None
+        return Lookup(name, module, rank, seed) if understood else None
+    if any(_is(module, kind) for kind in (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
         return Scaling(name, module, rank)
     return None
+
+
+def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether the module computes what this class of torch does, from weights of its own."""
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    return (
+        isinstance(module, kind)
+        and type(module).forward is kind.forward
+        and getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
+        and not is_parametrized(module)  # before its weight is looked at, which may change it (spectral_norm)
+        and own <= {"weight", "bias"}
+        and ("weight" in own or module.weight is None)
+        and not _patched(module)
+    )
+
+
+def _patched(module: nn.Module) -> bool:
+    """Whether somebody else than a recorder has given this one module another ``forward``."""
+    forward = vars(module).get("forward")
+    if forward is None or isinstance(forward, Hook):
+        return False
+    return not (isinstance(forward, functools.partial) and forward.func is type(module).forward)
+
+
+def _lazy(module: nn.Module) -> bool:
+    return any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False))

@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from hemiola.errors import InputError
-from hemiola.order.ghost import Hook, Recorder, Recording, Share
+from hemiola.order.ghost import Recorder, Recording, Share
+from hemiola.order.hooks import Hook
 from hemiola.order.layers import working_type
 from hemiola.order.sketch import Exact, Fold, SketchSpec, build_sketch
 
@@ -99,7 +101,10 @@ class Watch:
                 raise InputError(
                     f"no layer of the watched model can give ghost sketches ({names}); use unit = the batch size"
                 )
+            self.recorder.announce()
             self.width = self.recorder.dimension
+        elif any(isinstance(p, UninitializedParameter) for p in parameters):
+            raise InputError("the watched model has lazy layers without weights; run one batch through it before watch")
         elif spec is not None:
             self.width = build_sketch(spec, sum(p.numel() for p in parameters), seed).width
         self._remove: list[Callable[[], None]] = [
@@ -255,9 +260,11 @@ class Watch:
         if gradient is None or not bool(torch.isfinite(gradient).all()):
             return
         if (rows.sum(0) - gradient[0]).norm() > 1e-2 * rows.norm(dim=1).sum():
+            assert self.recorder is not None
             raise InputError(
-                "hooks cannot tell whole gradients of each example in the watched model: it uses weights outside of "
-                "their layers; use sketch = 'ghost:4', or unit = the batch size"
+                "hooks cannot tell whole gradients of each example in the watched model: "
+                f"{', '.join(self.recorder.left_out) or 'it uses weights outside of their layers'}; "
+                "use sketch = 'ghost:4', or unit = the batch size"
             )
         self._verified = True
 
