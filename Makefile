@@ -23,7 +23,7 @@ bench: .venv/.installed-dev
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

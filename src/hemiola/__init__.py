@@ -1,47 +1,101 @@
 """Data-parallel PyTorch training whose order, period and pace measure and adapt.
 
-Public names are loaded when they are first used, so that ``hemiola --help`` does not wait for torch.
+Public names are loaded when they are first used, so that ``hemiola --help`` does not wait for torch, and so that one's
+own loop needs torch and NumPy only. Type checkers see plain imports.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hemiola.clusters.predict import predict as predict
+    from hemiola.clusters.timing import simulate_timing as simulate_timing
+    from hemiola.contracts import Cluster as Cluster
+    from hemiola.contracts import Order as Order
+    from hemiola.contracts import Pace as Pace
+    from hemiola.contracts import Period as Period
+    from hemiola.errors import InputError as InputError
+    from hemiola.errors import SamplerWarning as SamplerWarning
+    from hemiola.order import CDGraB as CDGraB
+    from hemiola.order import GraB as GraB
+    from hemiola.order import IDGraB as IDGraB
+    from hemiola.order import IDPairGraB as IDPairGraB
+    from hemiola.order import InOrder as InOrder
+    from hemiola.order import RandomReshuffling as RandomReshuffling
+    from hemiola.order import ShuffleOnce as ShuffleOnce
+    from hemiola.order.sampler import OrderedSampler as OrderedSampler
+    from hemiola.pace import KAsync as KAsync
+    from hemiola.pace import KBatchAsync as KBatchAsync
+    from hemiola.pace import KBatchSync as KBatchSync
+    from hemiola.pace import KSync as KSync
+    from hemiola.period import QSR as QSR
+    from hemiola.period import Adaptive as Adaptive
+    from hemiola.period import Budget as Budget
+    from hemiola.period import Constant as Constant
+    from hemiola.period import Decreasing as Decreasing
+    from hemiola.period import Full as Full
+    from hemiola.period import PostLocal as PostLocal
+    from hemiola.period.averager import Averager as Averager
+    from hemiola.period.roster import RankLostError as RankLostError
+    from hemiola.report import write_figure as write_figure
+    from hemiola.report import write_report as write_report
+    from hemiola.runs import Result as Result
+    from hemiola.runs import train as train
+    from hemiola.tasks import Task as Task
+    from hemiola.tasks import load_task as load_task
 
 __version__ = "0.1.0"
 
+# Every name above and where it comes from; a test keeps the two lists the same.
 _PUBLIC = {
-    "InputError": "hemiola.errors",
-    "Task": "hemiola.tasks",
-    "load_task": "hemiola.tasks",
-    "train": "hemiola.runs",
-    "Result": "hemiola.runs",
-    "OrderedSampler": "hemiola.order.sampler",
-    "SamplerWarning": "hemiola.errors",
+    "Adaptive": "hemiola.period",
+    "Averager": "hemiola.period.averager",
+    "Budget": "hemiola.period",
     "CDGraB": "hemiola.order",
+    "Cluster": "hemiola.contracts",
+    "Constant": "hemiola.period",
+    "Decreasing": "hemiola.period",
+    "Full": "hemiola.period",
     "GraB": "hemiola.order",
     "IDGraB": "hemiola.order",
     "IDPairGraB": "hemiola.order",
-    "Averager": "hemiola.period.averager",
-    "RankLostError": "hemiola.period.roster",
-    "Full": "hemiola.period",
-    "Constant": "hemiola.period",
-    "Adaptive": "hemiola.period",
-    "Decreasing": "hemiola.period",
+    "InOrder": "hemiola.order",
+    "InputError": "hemiola.errors",
+    "KAsync": "hemiola.pace",
+    "KBatchAsync": "hemiola.pace",
+    "KBatchSync": "hemiola.pace",
+    "KSync": "hemiola.pace",
+    "Order": "hemiola.contracts",
+    "OrderedSampler": "hemiola.order.sampler",
+    "Pace": "hemiola.contracts",
+    "Period": "hemiola.contracts",
     "PostLocal": "hemiola.period",
     "QSR": "hemiola.period",
-    "Budget": "hemiola.period",
-    "write_report": "hemiola.report",
-    "write_figure": "hemiola.report",
-    "simulate_timing": "hemiola.clusters.timing",
+    "RandomReshuffling": "hemiola.order",
+    "RankLostError": "hemiola.period.roster",
+    "Result": "hemiola.runs",
+    "SamplerWarning": "hemiola.errors",
+    "ShuffleOnce": "hemiola.order",
+    "Task": "hemiola.tasks",
+    "load_task": "hemiola.tasks",
     "predict": "hemiola.clusters.predict",
+    "simulate_timing": "hemiola.clusters.timing",
+    "train": "hemiola.runs",
+    "write_figure": "hemiola.report",
+    "write_report": "hemiola.report",
 }
 
 __all__ = ["__version__", *_PUBLIC]
 
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'hemiola' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'hemiola' has no attribute {name!r}")
+        from hemiola.extras import naming_the_extra
+
+        with naming_the_extra(f"hemiola.{name}"):
+            return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:
