@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hemiola.report import write_figure as write_figure
     from hemiola.report import write_report as write_report
     from hemiola.runs import Result as Result
+    from hemiola.runs import Results as Results
     from hemiola.runs import train as train
     from hemiola.tasks import Task as Task
     from hemiola.tasks import load_task as load_task
@@ -74,6 +75,7 @@ _PUBLIC = {
     "RandomReshuffling": "hemiola.order",
     "RankLostError": "hemiola.period.roster",
     "Result": "hemiola.runs",
+    "Results": "hemiola.runs",
     "SamplerWarning": "hemiola.errors",
     "ShuffleOnce": "hemiola.order",
     "Task": "hemiola.tasks",

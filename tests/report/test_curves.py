@@ -1,4 +1,4 @@
-"""Means over seeds, first passages and thinning, on numbers that can be checked by hand."""
+"""Means over seeds and thinning, on numbers that can be checked by hand."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hemiola.report.curves import STRETCHES, Curve, Span, averagings, curve, over_steps, reached, thin
+from hemiola.report.curves import STRETCHES, Curve, Span, averagings, curve, over_steps, thin
 from hemiola.report.read import Averaged, read_folder
 
 
@@ -45,38 +45,6 @@ def test_a_run_that_only_diverged_is_drawn_as_far_as_it_is_finite(tmp_path, fold
     seeds = [[(0, 0, 0, 2.0), (1, 1, 1, 9.0), (2, 2, 2, math.nan)]]
     folder = read_folder(folders.small(tmp_path, {"a": seeds}, status={("a", 0): "diverged"}))
     assert curve(folder, "a", ()).line("epochs", "train_loss") == [(0, 2.0), (1, 9.0)]
-
-
-def test_a_target_is_reached_by_interpolation_on_the_logarithm():
-    # From 1 to 0.01 over 4 seconds: 0.1 is half way down the decades.
-    assert reached([(0, 1.0), (4, 0.01)], 0.1) == pytest.approx(2.0)
-
-
-def test_where_a_logarithm_is_impossible_the_interpolation_is_linear():
-    assert reached([(0, 1.0), (4, -1.0)], 0.5) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("line", "target", "when"),
-    [
-        ([(3, 0.5), (4, 0.1)], 0.6, 3),  # there from the start
-        ([(0, 1.0), (1, 0.5), (2, 0.8), (3, 0.1)], 0.5, 1),  # the first time counts
-        ([(0, 1.0), (1, 0.5)], 0.4, math.nan),
-        ([], 0.4, math.nan),
-    ],
-)
-def test_first_passages(line, target, when):
-    assert reached(line, target) == pytest.approx(when, nan_ok=True)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20), st.floats(-1e6, 1e6))
-def test_a_passage_lies_between_the_evaluations_around_it(values, target):
-    when = reached(list(enumerate(values)), target)
-    first = next((i for i, value in enumerate(values) if value <= target), None)
-    if first is None:
-        assert math.isnan(when)
-    else:
-        assert max(0, first - 1) <= when <= first
 
 
 def test_a_short_curve_is_not_thinned():

@@ -66,9 +66,12 @@ def test_units(measure, value, shown):
         (9.19e-5, 4e-6, ("9.19e-5", "0.40e-5")),
         (30.0, 0.0, ("30", "")),
         (30.0, math.nan, ("30", "")),
-        (1.0, 2.0, ("1.00", "2.00")),
+        (1.0, 2.0, ("1.0", "2.0")),
+        (123.4, 45.1, ("123", "45")),
+        (12345.0, 3456.0, ("12,300", "3,500")),
+        (-0.5, 0.011, ("−0.500", "0.011")),
         (0.0, 5e-324, ("0", "")),
-        (2.5e-308, 2.5e-308, ("2.50e-308", "2.50e-308")),
+        (2.5e-308, 2.5e-308, ("2.5e-308", "2.5e-308")),
     ],
 )
 def test_a_mean_and_its_deviation_share_their_decimals(mean, deviation, shown):
@@ -79,6 +82,34 @@ def test_a_mean_and_its_deviation_share_their_decimals(mean, deviation, shown):
 def test_any_mean_and_deviation_can_be_shown(mean, deviation):
     mean_text, _ = words.with_deviation(mean, deviation)
     assert mean_text
+
+
+@pytest.mark.parametrize(
+    ("low", "mean", "high", "shown"),
+    [
+        (1.84, 2.13, 2.47, ("1.8", "2.1", "2.5")),
+        (1.0111, 1.0132, 1.0153, ("1.011", "1.013", "1.015")),
+        (2.08, 2.2, 2.32, ("2.08", "2.20", "2.32")),
+        (-0.008, -0.003, 0.002, ("−0.008", "−0.003", "0.002")),
+        (14.0, 18.0, 22.0, ("14", "18", "22")),
+        (math.nan, 2.13, math.nan, ("–", "2.13", "–")),
+        (2.0, 2.0, 2.0, ("2", "2", "2")),
+    ],
+)
+def test_an_interval_decides_how_many_digits_are_shown(low, mean, high, shown):
+    assert words.ends(low, mean, high) == shown
+
+
+def test_ratios_come_from_logarithms():
+    assert words.ratios(*map(math.log, (1.84, 2.13, 2.47))) == ("1.8", "2.1x", "2.5")
+    assert words.ratios(*map(math.log, (0.012, 0.34, 9.71))) == ("0.012", "0.34x", "9.7")
+    assert words.ratios(math.nan, math.log(17.7), math.nan)[1] == "18x"
+
+
+@given(st.floats(allow_nan=False), st.floats(min_value=0, allow_nan=False))
+def test_any_interval_can_be_shown(mean, half):
+    assert all(words.ends(mean - half, mean, mean + half))
+    assert all(words.ratios(mean - half, mean, mean + half))
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ def summary_table(folder: Path) -> Table:
 
 def headline(folder: Path) -> list[str]:
     """What the comparison says, in a few plain sentences."""
+    from hemiola.report.conclusion import sentences
     from hemiola.report.read import read_folder
-    from hemiola.report.summary import sentences, summarise
+    from hemiola.report.summary import summarise
 
     read = read_folder(Path(folder))
     return sentences(read, summarise(read))

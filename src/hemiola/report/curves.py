@@ -1,4 +1,4 @@
-"""Curves over seeds: a mean line, a band from the lowest to the highest seed, and when the line reaches a target."""
+"""Curves over seeds: a mean line and a band from the lowest to the highest seed."""
 
 from __future__ import annotations
 
@@ -87,24 +87,6 @@ def curve(folder: Folder, run: str, point: Point) -> Curve:
         {name: Span.over([seen.numbers[name] for seen in moment]) for name in moment[0].numbers} for moment in moments
     )
     return Curve(steps, len(logs))
-
-
-def reached(line: Sequence[tuple[float, float]], target: float) -> float:
-    """Where a line first comes down to a target, interpolated between evaluations; NaN if it never does.
-
-    Losses fall roughly geometrically, so the interpolation is on the logarithm where both ends allow it.
-    """
-    before: tuple[float, float] | None = None
-    for at, value in line:
-        if value <= target:
-            if before is None or before[1] == value:
-                return at
-            ends = (before[1], value, target)
-            high, low, aim = map(math.log, ends) if min(ends) > 0 else ends
-            share = (high - aim) / (high - low) if high > low else 1.0
-            return before[0] + min(max(share, 0.0), 1.0) * (at - before[0])
-        before = (at, value)
-    return math.nan
 
 
 def thin(curve: Curve, measures: Iterable[str]) -> Curve:

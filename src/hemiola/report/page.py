@@ -18,11 +18,12 @@ from importlib import resources
 import vl_convert
 
 from hemiola.report import charts, tables, words
+from hemiola.report.conclusion import sentences
 from hemiola.report.curves import STRETCHES
 from hemiola.report.drawing import Drawing
 from hemiola.report.html import Cells, chart_figure, definition_list, html_table, section, swatch
 from hemiola.report.read import Folder, number, table
-from hemiola.report.summary import POLICIES, RESULTS, Cell, RunSummary, Summary, sentences, summarise
+from hemiola.report.summary import POLICIES, RESULTS, Cell, RunSummary, Summary, summarise
 
 
 def render(folder: Folder) -> str:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,28 @@ def read_folder(path: Path) -> Folder:
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; give the folder that `hemiola run --out` wrote")
-    about = _json(path / "experiment.json", _text(path / "experiment.json"))
+    return folder_of(read_about(path), _csv(path / "results.csv"), _jsonl(path / "log.jsonl"), path)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a folder's experiment.json holds."""
+    return _json(path / "experiment.json", _text(path / "experiment.json"))
+
+
+def folder_of(
+    about: Mapping[str, Any],
+    rows: Iterable[Mapping[str, object]],
+    log: Iterable[Mapping[str, Any]],
+    path: Path = Path(),
+) -> Folder:
+    """The same from what the three files hold.
+
+    Args:
+        about: experiment.json.
+        rows: The rows of results.csv, by column; each has a run and a status.
+        log: The lines of log.jsonl; each has a run.
+        path: Where they came from.
+    """
     predicted = {
         run: {key: number(value) for key, value in table(law).items()}
         for run, law in table(about.get("predicted")).items()
@@ -163,8 +184,8 @@ def read_folder(path: Path) -> Folder:
         experiment=table(about.get("experiment")),
         task=table(about.get("task")),
         predicted=predicted,
-        rows=tuple(_rows(path / "results.csv")),
-        log=_log(path / "log.jsonl"),
+        rows=tuple(map(_row, rows)),
+        log=_log(log),
     )
 
 
@@ -245,7 +266,7 @@ def _json(where: Path | str, text: str) -> dict[str, Any]:
     return value
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[dict[str, str]]:
     if not path.exists():  # nothing has finished yet
         return
     try:
@@ -255,19 +276,22 @@ def _rows(path: Path) -> Iterator[Row]:
     for at, line in enumerate(lines, start=2):
         if not line.get("run") or not line.get("status"):
             raise InputError(f"{path} line {at} has no run or no status; the columns are {' '.join(COLUMNS)}")
-        yield Row(
-            run=line["run"],
-            point=point_of({key: value for key, value in line.items() if key and key not in COLUMNS}),
-            seed=_plain(line.get("seed", "")),
-            status=line["status"],
-            numbers={key: number(line.get(key)) for key in COLUMNS},
-        )
+        yield line
 
 
-def _log(path: Path) -> dict[tuple[str, Point, str], tuple[Evaluation, ...]]:
+def _row(line: Mapping[str, object]) -> Row:
+    return Row(
+        run=str(line["run"]),
+        point=point_of({key: value for key, value in line.items() if key and key not in COLUMNS}),
+        seed=_plain(line.get("seed", "")),
+        status=str(line["status"]),
+        numbers={key: number(line.get(key)) for key in COLUMNS},
+    )
+
+
+def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
-        return {}
-    found: dict[tuple[str, Point, str], dict[float, Evaluation]] = {}
+        return
     lines = _text(path).split("\n")
     unfinished = lines.pop()  # what follows the last newline is a line that is being written
     if unfinished.strip() and _complete(unfinished):
@@ -278,9 +302,15 @@ def _log(path: Path) -> dict[tuple[str, Point, str], tuple[Evaluation, ...]]:
         fields = _json(f"{path} line {at}", line)
         if "run" not in fields:
             raise InputError(f"{path} line {at} has no run")
+        yield fields
+
+
+def _log(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Point, str], tuple[Evaluation, ...]]:
+    found: dict[tuple[str, Point, str], dict[float, Evaluation]] = {}
+    for at, fields in enumerate(lines):
         seen = _evaluation(fields)
         # A resumed run may evaluate again what it had evaluated before it was stopped: the later line counts.
-        when = seen.numbers["updates"] if math.isfinite(seen.numbers["updates"]) else -at
+        when = seen.numbers["updates"] if math.isfinite(seen.numbers["updates"]) else -1 - at
         found.setdefault((seen.run, seen.point, seen.seed), {})[when] = seen
     return {key: tuple(lines.values()) for key, lines in found.items()}
 
@@ -293,7 +323,7 @@ def _complete(line: str) -> bool:
     return True
 
 
-def _evaluation(fields: dict[str, Any]) -> Evaluation:
+def _evaluation(fields: Mapping[str, Any]) -> Evaluation:
     order, period, pace = table(fields.get("order")), table(fields.get("period")), table(fields.get("pace"))
     numbers = {key: number(fields.get(key)) for key in COLUMNS}
     numbers |= {key: number(order.get(key)) for key in ("herding", "skipped")}

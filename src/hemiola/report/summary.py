@@ -1,4 +1,4 @@
-"""How every run ended, over its seeds, and what that means in words."""
+"""How every run ended, over its seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from hemiola.report import words
-from hemiola.report.curves import Curve, curve, reached
+from hemiola.report.paired import FEWEST, interval
 from hemiola.report.read import Folder, Point, Row, table
+from hemiola.report.seeds import SeedCurve, seed_curves
 
 # The columns of the table, in order; a column appears when a run has something to show in it.
 RESULTS = ("train_gap", "train_loss", "test_loss", "test_metric", "epochs", "seconds", "bytes_per_worker")
@@ -28,8 +29,6 @@ POLICIES = (
     "wasted_share",
     "wall_seconds",
 )
-# Cheaper than this factor, or dearer, is worth a number; in between is "about the same".
-SAME = 1.02
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Cell:
 
     Attributes:
         mean, deviation: NaN when there is none; the deviation of a single seed is NaN.
-        best: Whether no other run's mean is better by more than the best one's deviation.
+        best: Whether it is the best mean of its column, or not shown to be worse than it.
     """
 
     mean: float
@@ -53,11 +52,22 @@ class Ended:
     Attributes:
         counts: Seeds by status: done, diverged, failed, running.
         cells: By measure.
+        rows: By seed, the rows of the seeds that finished.
+        curves: By seed, the objective of the seeds that finished.
+        diverged: The seeds that diverged.
     """
 
     point: Point
     counts: Mapping[str, int]
     cells: Mapping[str, Cell]
+    rows: Mapping[str, Row]
+    curves: Mapping[str, SeedCurve]
+    diverged: tuple[str, ...]
+
+    @property
+    def final(self) -> Cell:
+        """The objective over the last few evaluations of each seed: what runs and points of the sweep are judged by."""
+        return _cell([curve.final for curve in self.curves.values()])
 
     @property
     def sound(self) -> bool:
@@ -142,9 +152,32 @@ def summarise(folder: Folder) -> Summary:
     objective = "train_gap" if folder.task.get("convex") and _has_gap(folder) else "train_loss"
     runs = [RunSummary(name, tuple(_points(folder, name, objective))) for name in folder.runs]
     started = [run for run in runs if run.points]
-    for measure in (*RESULTS, *POLICIES):
-        started = _mark_best(started, measure, _direction(measure, folder))
+    for measure in RESULTS:
+        if direction := _direction(measure, folder):
+            for group in groups(folder, started):
+                best = _best(folder, group, measure, direction)
+                started = [_marked(run, measure) if run.name in best else run for run in started]
     return Summary(objective, tuple(started), folder.task)
+
+
+def groups(folder: Folder, runs: Iterable[RunSummary]) -> list[list[RunSummary]]:
+    """Runs that may be ranked against each other, in the order of the file; the first of each is the reference.
+
+    Virtual seconds are a prediction and those of a real cluster a measurement: they stand beside each other and do not
+    compete. Nor do different tasks.
+    """
+    made: dict[tuple[bool, str], list[RunSummary]] = {}
+    for run in runs:
+        settings = folder.settings(run.name)
+        made.setdefault((measured(settings), str(settings.get("task"))), []).append(run)
+    return list(made.values())
+
+
+def measured(settings: Mapping[str, object]) -> bool:
+    """Whether the run's seconds were measured on a real cluster."""
+    cluster = settings.get("cluster")
+    name = cluster if isinstance(cluster, str) else table(cluster).get("name", "simulated")
+    return name != "simulated"
 
 
 def _has_gap(folder: Folder) -> bool:
@@ -164,8 +197,11 @@ def _points(folder: Folder, run: str, objective: str) -> list[Ended]:
         point: sum(key[:2] == (run, point) and key[2] not in rows for key in folder.log)
         for point, rows in finished.items()
     }
-    ended = [_ended(folder, point, list(rows.values()), running[point]) for point, rows in finished.items()]
-    return sorted(ended, key=lambda one: _rank(one, objective))
+    ended = [
+        _ended(folder, point, rows, seed_curves(folder, run, point, objective), running[point])
+        for point, rows in finished.items()
+    ]
+    return sorted(ended, key=_rank)
 
 
 def _number(folder: Folder, row: Row, name: str) -> float:
@@ -176,18 +212,22 @@ def _number(folder: Folder, row: Row, name: str) -> float:
     return log[-1].numbers[name] if log else math.nan
 
 
-def _rank(ended: Ended, objective: str) -> tuple[bool, int, bool, float]:
-    value = ended.cells[objective].mean
+def _rank(ended: Ended) -> tuple[bool, int, bool, float]:
+    """The best point has the lowest mean over seeds of the final objective, among those that lost the fewest seeds."""
+    value = ended.final.mean
     lost = ended.counts["diverged"] + ended.counts["failed"]
     return (not ended.counts["done"], lost, math.isnan(value), 0.0 if math.isnan(value) else value)
 
 
-def _ended(folder: Folder, point: Point, rows: Sequence[Row], running: int) -> Ended:
-    counts = {status: sum(row.status == status for row in rows) for status in ("done", "diverged")}
+def _ended(
+    folder: Folder, point: Point, rows: Mapping[str, Row], curves: Mapping[str, SeedCurve], running: int
+) -> Ended:
+    counts = {status: sum(row.status == status for row in rows.values()) for status in ("done", "diverged")}
     counts |= {"failed": len(rows) - sum(counts.values()), "running": running}
-    done = [row for row in rows if row.status == "done"]
-    cells = {name: _cell([_number(folder, row, name) for row in done]) for name in (*RESULTS, *POLICIES)}
-    return Ended(point, counts, cells)
+    done = {seed: row for seed, row in rows.items() if row.status == "done"}
+    cells = {name: _cell([_number(folder, row, name) for row in done.values()]) for name in (*RESULTS, *POLICIES)}
+    diverged = tuple(seed for seed, row in rows.items() if row.status == "diverged")
+    return Ended(point, counts, cells, done, curves, diverged)
 
 
 def _cell(values: Sequence[float]) -> Cell:
@@ -209,128 +249,29 @@ def _direction(measure: str, folder: Folder) -> int:
     return -1 if measure in ("seconds", "bytes_per_worker") and not fixed else 0
 
 
-def _mark_best(runs: list[RunSummary], measure: str, direction: int) -> list[RunSummary]:
-    """Mark the best mean of a column, and every mean within its standard deviation; nothing if that is all of them.
+def _best(folder: Folder, runs: Sequence[RunSummary], measure: str, direction: int) -> set[str]:
+    """The runs with the best mean of a column, and those not shown to be worse than it; none if that is all of them.
 
-    Runs that lost a seed are not marked: their mean is that of the seeds that survived.
+    "Shown" means by the differences seed by seed. Runs that lost a seed are not marked: their mean is that of the seeds
+    that survived. Below three seeds nothing is shown and nothing is marked.
     """
-    sound = [run.best.cells[measure] for run in runs if run.best.sound and math.isfinite(run.best.cells[measure].mean)]
-    if not direction or not sound:
-        return runs
-    best = max(sound, key=lambda cell: direction * cell.mean)
-    slack = max(best.deviation if math.isfinite(best.deviation) else 0.0, 1e-6 * abs(best.mean))
-    if all(abs(cell.mean - best.mean) <= slack for cell in sound):
-        return runs
-    marked = []
-    for run in runs:
-        cell = run.best.cells[measure]
-        wins = run.best.sound and abs(cell.mean - best.mean) <= slack
-        first = replace(run.best, cells={**run.best.cells, measure: replace(cell, best=wins)})
-        marked.append(replace(run, points=(first, *run.points[1:])))
-    return marked
+    sound = [run for run in runs if run.best.sound and math.isfinite(run.best.cells[measure].mean)]
+    if not sound:
+        return set()
+    best = max(sound, key=lambda run: direction * run.best.cells[measure].mean)
+    slack = 1e-6 * abs(best.best.cells[measure].mean)
+    worse = set()
+    for run in sound:
+        seeds = [seed for seed in best.best.rows if seed in run.best.rows]
+        here, there = ([_number(folder, one.best.rows[seed], measure) for seed in seeds] for one in (best, run))
+        behind = [direction * (one - other) for one, other in zip(here, there, strict=True)]
+        if len(seeds) >= FEWEST and all(map(math.isfinite, behind)):
+            over = interval(behind)
+            if over.sign > 0 and over.mean > slack:
+                worse.add(run.name)
+    return {run.name for run in sound} - worse if worse else set()
 
 
-# ------------------------------------------------------------------------------------------------------- the headline
-
-
-def sentences(folder: Folder, summary: Summary) -> list[str]:
-    """What was gained over the first run, in words, computed from the mean lines of the log.
-
-    The target is where the first run ended, rounded up to three digits so that the number in the sentence is the
-    number that was used. Epochs, seconds and bytes to reach it are interpolated between evaluations.
-    """
-    if not summary.runs:
-        return ["No run has results yet."]
-    base, *others = summary.runs
-    objective = summary.objective
-    name = words.OBJECTIVES[objective]
-    base_curve = curve(folder, base.name, base.best.point)
-    line = base_curve.line("epochs", objective)
-    if not base.best.counts["done"] or not line:
-        return [_unfinished(run) for run in summary.runs]
-    target = _round_up(line[-1][1])
-    after = [words.amount(x, base_curve.steps[-1][x].mean) for x in ("seconds", "bytes_per_worker")]
-    first = (
-        f"{_called(base, summary)} ends at a {name} of {words.figure(line[-1][1])} after "
-        f"{words.figure(line[-1][0])} epochs, {after[0]} of cluster time and {after[1]} sent per worker"
-        f"{_over(base_curve)}."
-    )
-    edges = [_edge(run, key) for run in summary.runs for key in run.at_edge()]
-    return [first, *(_compare(folder, summary, base, base_curve, run, target) for run in others), *edges]
-
-
-def _compare(
-    folder: Folder, summary: Summary, base: RunSummary, base_curve: Curve, run: RunSummary, target: float
-) -> str:
-    if not run.best.counts["done"]:
-        return _unfinished(run)
-    name = words.OBJECTIVES[summary.objective]
-    own = curve(folder, run.name, run.best.point)
-    values = own.line("epochs", summary.objective)
-    if not values:
-        return f"{words.called(run.name)} has no finite {name} to compare."
-    final = f"ends at {words.figure(values[-1][1])}"
-    lost = run.best.counts["diverged"] + run.best.counts["failed"]
-    caveat = f" (over the {run.best.seeds})" if lost else ""
-    lowest = min(value for _, value in values)
-    if lowest > target:
-        short = f": its lowest is {words.figure(lowest)}" if lowest < values[-1][1] else ""
-        return f"{_called(run, summary)} does not reach a {name} of {words.figure(target)}{short}; it {final}{caveat}."
-    costs = []
-    for x, noun in _COSTS.items():
-        there, here = (reached(made.line(x, summary.objective), target) for made in (base_curve, own))
-        costs += _ratio(there, here, noun)
-    needs = f"needs {words.listed(costs)}" if costs else "cannot be compared by cost"
-    goal = f"to reach a {name} of {words.figure(target)}"
-    return f"Compared with {words.called(base.name)}, {_called(run, summary)} {needs} {goal}; it {final}{caveat}."
-
-
-_COSTS = {"epochs": "epochs", "seconds": "seconds", "bytes_per_worker": "bytes"}
-
-
-def _ratio(base: float, own: float, noun: str) -> list[str]:
-    """One cost in words; none where a ratio has no meaning."""
-    if not (math.isfinite(base) and math.isfinite(own)) or base <= 0 or own <= 0:
-        return []
-    if max(base, own) / min(base, own) < SAME:
-        return [f"about as many {noun}"]
-    if base > own:
-        return [f"{words.figure(base / own)}x fewer {noun}"]
-    return [f"{words.figure(own / base)}x as many {noun}"]
-
-
-def _called(run: RunSummary, summary: Summary) -> str:
-    name = words.called(run.name)
-    return f"{name} (at its best {words.point(run.best.point)})" if len(run.points) > 1 else name
-
-
-def _edge(run: RunSummary, key: str) -> str:
-    values = [float(dict(one.point)[key]) for one in run.points]
-    best = float(dict(run.best.point)[key])
-    end = "largest" if best == max(values) else "smallest"
-    name = words.called(run.name)
-    return f"{name} does best at the {end} {key} that was tried, {best:g}; a wider sweep may find a better one."
-
-
-def _over(made: Curve) -> str:
-    return f" (mean of {made.seeds} seeds)" if made.seeds > 1 else ""
-
-
-def _unfinished(run: RunSummary) -> str:
-    counts = run.best.counts
-    if counts["running"] or not sum(counts.values()):
-        return f"{words.called(run.name)} has not finished yet."
-    return (
-        f"{words.called(run.name)} diverged at every seed."
-        if counts["diverged"]
-        else f"{words.called(run.name)} failed at every seed."
-    )
-
-
-def _round_up(value: float) -> float:
-    """The next number with three significant digits that is not below the value."""
-    if value == 0 or not math.isfinite(value):
-        return value
-    rounded = float(f"{value:.2e}")
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
-    return rounded if rounded >= value else float(f"{rounded + step:.2e}")
+def _marked(run: RunSummary, measure: str) -> RunSummary:
+    cells = {**run.best.cells, measure: replace(run.best.cells[measure], best=True)}
+    return replace(run, points=(replace(run.best, cells=cells), *run.points[1:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hemiola.report.read import Point, table
@@ -96,23 +96,78 @@ def unit_of(measure: str, largest: float) -> tuple[float, str]:
 
 
 def with_deviation(mean: float, deviation: float) -> tuple[str, str]:
-    """A mean and its deviation with the same decimals, so that the deviation has two digits: ``("0.1110", "0.0011")``.
+    """A mean and its deviation, both to the second digit of the deviation: ``("0.1110", "0.0011")``.
 
-    The mean has three to six digits; the deviation is empty where there is none worth the name.
+    The mean has at most six digits; the deviation is empty where there is none worth the name.
     """
     if not (math.isfinite(mean) and math.isfinite(deviation)) or deviation <= max(abs(mean) * 1e-9, SMALLEST):
         return figure(mean), ""
-    largest = max(abs(mean), deviation)
-    power = math.floor(math.log10(largest))
-    if -4 <= power < 7:
-        power, mark = 0, ""
-    else:
-        mark = f"e{power}"
-    digits = -math.floor(math.log10(deviation)) + power + 1
-    first = power - math.floor(math.log10(largest))
-    decimals = max(0, min(max(digits, first + 2), first + 5))
-    mean_text, deviation_text = (f"{value / 10.0**power:,.{decimals}f}{mark}" for value in (mean, deviation))
+    mean_text, deviation_text = _alike((mean, deviation), deviation, 2)
     return mean_text, deviation_text
+
+
+def plus_minus(mean: float, deviation: float) -> str:
+    """A mean with its deviation where there is one: ``"0.1110 ± 0.0011"``."""
+    return " ± ".join(filter(None, with_deviation(mean, deviation)))
+
+
+def ends(low: float, mean: float, high: float) -> tuple[str, str, str]:
+    """A mean and the ends of its interval, with as many digits as the interval leaves certain: 1.8, 2.1, 2.5."""
+    half = (high - low) / 2
+    if not math.isfinite(half) or half <= max(abs(mean) * 1e-9, SMALLEST):
+        low_text, mean_text, high_text = (
+            f"{value:.3g}" if 1e-3 < value < 1000 else figure(value) for value in (low, mean, high)
+        )
+        return low_text, mean_text, high_text
+    # An interval of ±0.12 leaves a second digit worth telling, one of ±0.7 does not.
+    first = half / 10.0 ** math.floor(math.log10(half))
+    low_text, mean_text, high_text = _alike((low, mean, high), half, 2 if first < 2 else 1)
+    return low_text, mean_text, high_text
+
+
+def ratios(low: float, mean: float, high: float) -> tuple[str, str, str]:
+    """`ends` of logarithms of ratios, as ratios; where the interval spans decades, two digits of each."""
+    values = tuple(_exp(value) for value in (low, mean, high))
+    if math.isnan(low) or values[2] > 5 * values[0]:
+        low_text, mean_text, high_text = (_two_digits(value) for value in values)
+    else:
+        low_text, mean_text, high_text = ends(*values)
+    return low_text, f"{mean_text}x", high_text
+
+
+def ratio(mean: float) -> str:
+    """The ratio of a logarithm, to two digits: ``"2.1x"``."""
+    return f"{_two_digits(_exp(mean))}x"
+
+
+def _exp(value: float) -> float:
+    return math.exp(max(-700.0, min(700.0, value)))
+
+
+def _two_digits(value: float) -> str:
+    if not 1e-4 < value < 100:
+        return figure(value)
+    return f"{value:.{0 if value >= 9.95 else 1 if value >= 0.995 else 1 - math.floor(math.log10(value))}f}"
+
+
+def level(value: float) -> str:
+    """A target in full, it was rounded when it was chosen: 0.067, 2.2345, 1.2e-7."""
+    mantissa, _, exponent = f"{value:.10g}".partition("e")
+    return mantissa.replace("-", "−") + (f"e{int(exponent)}" if exponent else "")
+
+
+def _alike(values: Sequence[float], scale: float, digits: int) -> list[str]:
+    """The values to so many digits of the scale, but to at most six digits of the largest."""
+    largest = max(map(abs, values))
+    power = math.floor(math.log10(largest))
+    decimals = min(digits - 1 - math.floor(math.log10(scale)), 5 - power)
+    if -4 <= power < 7:
+        return [_fixed(round(value, decimals), max(0, decimals)) for value in values]
+    return [f"{_fixed(value / 10.0**power, max(0, min(5, decimals + power)))}e{power}" for value in values]
+
+
+def _fixed(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}".replace("-", "−")
 
 
 def measure_name(measure: str, task: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 from hemiola.clusters.collective_group import Place
 from hemiola.errors import InputError
 from hemiola.experiment import Cell, Experiment
+from hemiola.report.read import read_about
+from hemiola.runs.compared import Results
 from hemiola.runs.execute import check_with_data, run_experiment
 from hemiola.runs.launching import train_on_ranks
 from hemiola.runs.ranks import torch_factory
@@ -23,7 +25,7 @@ def train(
     jobs: int | None = None,
     resume: bool = False,
     **experiment: Any,
-) -> list[Result]:
+) -> Results:
     """Run an experiment from Python.
 
     ``hemiola.train(task="digits-logistic", workers=4, stop={"epochs": 3}, order="cd-grab")`` does what ``hemiola run``
@@ -39,7 +41,7 @@ def train(
 
     Returns:
         One `Result` per run, sweep point and seed, in that order: ``result.row`` is its row of results.csv,
-        ``result.log`` its evaluations.
+        ``result.log`` its evaluations. ``results.conclusion()`` says what they say together.
 
     Raises:
         InputError: Something in the experiment cannot be used.
@@ -50,8 +52,10 @@ def train(
     if out is None:
         if jobs is not None or resume:
             raise InputError("jobs and resume need a folder to work in; give out=DIR")
-        check_with_data(checked, folder)
-        return [result for cell in checked.cells if (result := _train(cell, folder)) is not None]
+        about = {"experiment": checked.resolved(), "task": check_with_data(checked, folder)}
+        return Results(
+            (result for cell in checked.cells if (result := _train(cell, folder)) is not None), lambda: about
+        )
     outcome = run_experiment(checked, Path(out), folder, jobs, resume)
     if outcome.failed:
         cell, why = outcome.failed[0]
@@ -59,7 +63,8 @@ def train(
             f"{len(outcome.failed)} of {outcome.total} parts failed; first {cell.run!r}, seed {cell.seed}: {why}"
         )
     store = Store(Path(out), checked)
-    return [result for cell in checked.cells if (result := store.finished(cell)) is not None]
+    finished = [result for cell in checked.cells if (result := store.finished(cell)) is not None]
+    return Results(finished, lambda: read_about(Path(out)))
 
 
 def _train(cell: Cell, data: Path | None) -> Result | None:
