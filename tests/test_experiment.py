@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hemiola.errors import InputError
 from hemiola.experiment import Experiment, parse_change
+from hemiola.runs.execute import check_with_data
 
 GOOD = """
 task = "digits-logistic"
@@ -85,7 +86,7 @@ def test_set_replaces_values_even_inside_a_shorthand(tmp_path):
 
 MISTAKES = [
     ("task =", "not a TOML file"),
-    (GOOD.replace("workers = 4", "wrokers = 4"), "wrokers: unknown key; did you mean 'workers'?"),
+    (GOOD.replace("workers = 4", "wrokers = 4"), "unknown key 'wrokers'; did you mean 'workers'? Known: task, workers"),
     (GOOD.replace("workers = 4", "workers = 0"), "workers: must be greater than or equal to 1, got 0"),
     (GOOD.replace("workers = 4", 'workers = "four"'), "workers: must be a valid integer, got 'four'"),
     (GOOD.replace("batch = 2", "batch = 2.5"), "batch: must be a valid integer"),
@@ -94,7 +95,7 @@ MISTAKES = [
     (GOOD.replace('name = "SGD"', 'name = "SDG"'), "unknown optimizer 'SDG'; did you mean 'SGD'?"),
     (
         GOOD.replace('name = "SGD"', 'name = "SGD"\nmomentun = 0.9'),
-        "optimizer.momentun: SGD takes no such argument; did you mean 'momentum'?",
+        "optimizer: for SGD, unknown argument 'momentun'; did you mean 'momentum'? Known: momentum",
     ),
     (GOOD.replace('name = "SGD"', 'name = "SGD"\nmomentum = -1.0'), "SGD refuses its arguments"),
     (GOOD.replace("MultiStepLR", "MultiStep"), "unknown schedule 'MultiStep'; did you mean 'MultiStepLR'?"),
@@ -102,7 +103,7 @@ MISTAKES = [
     (GOOD.replace('"cd-grab"', '"cd-grub"'), "unknown order 'cd-grub'; did you mean 'cd-grab'?"),
     (
         GOOD.replace('{ name = "cd-grab" }', '{ name = "cd-grab", unti = 2 }'),
-        "order.unti: unknown option; did you mean 'unit'?",
+        "order: unknown option 'unti'; did you mean 'unit'? Known: unit",
     ),
     (
         GOOD.replace('{ name = "cd-grab" }', '{ name = "cd-grab", unit = "a" }'),
@@ -112,7 +113,10 @@ MISTAKES = [
     (GOOD.replace("start = 4", "start = 0"), "period: start"),
     (GOOD.replace('"k-async"', '"k-asink"'), "unknown pace 'k-asink'; did you mean 'k-async'?"),
     (GOOD.replace('k = "adasync", start = 2', "k = 9"), "k must be between 1 and the number of workers, 4"),
-    (GOOD.replace("exponential(1.0)", "exponental(1.0)"), "there is no delay law 'exponental'"),
+    (
+        GOOD.replace("exponential(1.0)", "exponental(1.0)"),
+        "cluster: unknown delay law 'exponental'; did you mean 'exponential'?",
+    ),
     (GOOD.replace("slow = { 3 = 5.0 }", "slow = { 7 = 5.0 }"), "slow names worker 7"),
     (GOOD.replace("slow = { 3 = 5.0 }", "slow = { x = 5.0 }"), "slow: must map worker numbers"),
     (GOOD.replace("10 Gbit/s", "10 Gigs"), "link.bandwidth must be a number and a unit"),
@@ -123,12 +127,18 @@ MISTAKES = [
         GOOD.replace("{ epochs = 1 }", "{ epochs = 1, updates = 3 }"),
         "stop: give exactly one of epochs, updates and seconds",
     ),
-    (GOOD.replace("{ epochs = 1 }", "{ epoch = 1 }"), "stop.epoch: unknown key; did you mean 'epochs'?"),
+    (
+        GOOD.replace("{ epochs = 1 }", "{ epoch = 1 }"),
+        "stop: unknown key 'epoch'; did you mean 'epochs'? Known: epochs, updates, seconds",
+    ),
     (GOOD.replace("{ dirichlet = 0.3 }", '"sorted"'), "shards.split"),
     (GOOD.replace("{ dirichlet = 0.3 }", "{ dirichlet = -1 }"), "ALPHA above 0"),
     (GOOD.replace("seeds = [0, 1]", "seeds = [0, 0]"), "seeds: must be a list of different whole numbers"),
     (GOOD.replace("seeds = [0, 1]", "seeds = []"), "seeds: must be a list"),
-    (GOOD.replace('"optimizer.lr" = [0.05, 0.1, 0.2]', '"optimiser.lr" = [1]'), "sweep: unknown key 'optimiser.lr'"),
+    (
+        GOOD.replace('"optimizer.lr" = [0.05, 0.1, 0.2]', '"optimiser.lr" = [1]'),
+        "sweep: unknown key 'optimiser'; did you mean 'optimizer'?",
+    ),
     (GOOD.replace('"optimizer.lr" = [0.05, 0.1, 0.2]', '"optimizer.lr" = 1'), "must be a list of at least one value"),
     (GOOD.replace('"ADPSGD"', '"CD-GraB"'), "two runs called 'CD-GraB'"),
     (GOOD.replace('task = "digits-logistic"', ""), "task: is required"),
@@ -144,6 +154,81 @@ def test_a_mistake_is_one_clear_line_that_names_the_file(tmp_path, text, said):
     assert said in message
     assert message.startswith(str(tmp_path / "experiment.toml"))
     assert "\n" not in message
+
+
+RUNS = 'task = "digits-logistic"\nstop = {{ epochs = 1 }}\n{top}\n[[run]]\nname = "a"\n[[run]]\nname = "b"\n{own}\n'
+SWEPT = '\n[sweep]\n"optimizer.lr" = [0.1, -1]'
+
+
+@pytest.mark.parametrize(
+    ("top", "own", "place"),
+    [
+        ("workers = 0", "", "workers: must be"),
+        ("wrokers = 3", "", "unknown key 'wrokers'"),
+        ('pace = "zzz"', "", "pace.name: unknown pace 'zzz'. Known: k-sync"),
+        ("", "workers = 0", "run 'b': workers: must be"),
+        ("", 'pace = "zzz"', "run 'b': pace.name: unknown pace 'zzz'. Known: k-sync"),
+        (SWEPT, "", "sweep (optimizer.lr = -1): optimizer.lr: must be"),
+        ("[sweep]\nworkers = [2, 4]", 'pace = { name = "k-sync", k = 3 }', "run 'b' (workers = 2): pace: k must be"),
+    ],
+)
+def test_a_mistake_is_blamed_on_the_place_where_it_is(tmp_path, top, own, place):
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, RUNS.format(top=top, own=own))
+    assert str(caught.value).startswith(f"{tmp_path / 'experiment.toml'}: {place}")
+
+
+def test_a_mistake_that_only_the_data_show_is_blamed_as_well(tmp_path):
+    for top, own, place in (("workers = 1501", "", ""), ("", "workers = 1501", "run 'b': ")):
+        with pytest.raises(InputError) as caught:
+            check_with_data(load(tmp_path, RUNS.format(top=top, own=own)), None)
+        assert str(caught.value).startswith(f"{place}workers: 1501 workers cannot share 1500")
+
+
+def test_a_name_may_stand_for_its_table(tmp_path):
+    text = 'task = "digits-logistic"\n[optimizer]\nlr = 0.5\nschedule = "CosineAnnealingLR"'
+    (cell,) = load(tmp_path, text).cells
+    assert cell.optimizer(1.0).rate(0.5) == pytest.approx(0.25)
+    experiment = load(tmp_path, RUNS.format(top='optimizer = "Adam"', own="optimizer = { lr = 0.5 }"))
+    assert [cell.optimizer(1.0).name for cell in experiment.cells] == ["Adam", "Adam"]
+    assert [cell.optimizer(1.0).lr for cell in experiment.cells] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('stop = "10 epochs"', "stop: must be a table, as in stop = { epochs = 10 }, got '10 epochs'"),
+        ('shards = "iid"', "shards: must be a table, as in shards = { split = \"iid\" }, got 'iid'"),
+        ("evaluate = 3", "evaluate: must be a table, as in evaluate = { every_epochs = 1 }, got 3"),
+        ("optimizer = { schedule = 3 }", "optimizer.schedule: must be a name or a table with one"),
+        ('optimizer = { schedule = "Cosine" }', "optimizer.schedule: unknown schedule 'Cosine'. Known: constant"),
+        ("optimizer = { schedule = { end = 0.1 } }", "optimizer.schedule: unknown schedule None. Known: constant"),
+        ("optimizer = 3", "optimizer: must be a valid dictionary, got 3"),
+        ("period = 3", "period"),
+        ('cluster = { name = "simulated", link = "10 Gbit/s" }', "cluster.link: must be a valid dictionary"),
+        ('cluster = { name = "simulated", slow = 3 }', "cluster.slow: must be a valid dictionary"),
+    ],
+)
+def test_what_cannot_stand_for_a_table_is_one_clear_line(tmp_path, line, said):
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, f'task = "digits-logistic"\n{line}')
+    assert str(caught.value).startswith(f"{tmp_path / 'experiment.toml'}: {said}")
+
+
+@pytest.mark.parametrize(
+    "change", ['sweep."optimizer.lr"=[0.1, 0.2]', "sweep.optimizer.lr=[0.1, 0.2]", 'sweep={"optimizer.lr"=[0.1, 0.2]}']
+)
+def test_a_sweep_may_be_set(tmp_path, change):
+    changes = dict([parse_change(change)])
+    for text in ('task = "digits-logistic"', 'task = "digits-logistic"\n[sweep]\n"optimizer.lr" = [1.0]'):
+        experiment = load(tmp_path, text, changes)
+        assert [cell.point for cell in experiment.cells] == [{"optimizer.lr": 0.1}, {"optimizer.lr": 0.2}]
+        assert [cell.settings.optimizer["lr"] for cell in experiment.cells] == [0.1, 0.2]
+    (tmp_path / "dotted.toml").write_text('task = "digits-logistic"\n[sweep]\noptimizer.lr = [0.1, 0.2]')
+    assert [cell.point for cell in Experiment.load(tmp_path / "dotted.toml").cells] == [
+        {"optimizer.lr": 0.1},
+        {"optimizer.lr": 0.2},
+    ]
 
 
 DATA_MISTAKES = [

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hemiola.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hemiola.experiment import Experiment
 
 app = typer.Typer(
     help="Data-parallel PyTorch training whose order, period and pace measure and adapt.",
@@ -21,6 +30,7 @@ data_app = typer.Typer(help="Public data sets: list what is there, fetch what is
 app.add_typer(data_app, name="data")
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks of what failed.")]
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")
 ]
@@ -53,18 +63,39 @@ def run(
     jobs: JobsOption = None,
     data: DataOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder already holds.")] = False,
+    debug: DebugOption = False,
 ) -> None:
     """Run every run x sweep point x seed of an experiment file and compare them."""
     from hemiola.experiment import Experiment, parse_change
 
-    experiment = Experiment.load(file, dict(parse_change(change) for change in changes or []))
-    _run_and_show(experiment, out, data, jobs, resume, f"hemiola run {file} --out {out} --resume")
+    with _tracebacks(debug):
+        experiment = Experiment.load(file, dict(parse_change(change) for change in changes or []))
+        _run_and_show(experiment, out, data, jobs, resume, debug)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` or `hemiola demo` has begun.")],
+    jobs: JobsOption = None,
+    data: DataOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Go on with a run that was interrupted; the folder knows the experiment and what it was started with."""
+    from hemiola.runs.store import reopen
+
+    with _tracebacks(debug):
+        data, folder = data.absolute() if data else None, folder.absolute()
+        saved = reopen(folder)
+        if saved.directory.is_dir():
+            os.chdir(saved.directory)  # Own tasks may read files that are named from there.
+        _run_and_show(saved.experiment, folder, data or saved.data, jobs or saved.jobs, True, debug)
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("hemiola-demo"),
     jobs: JobsOption = None,
+    debug: DebugOption = False,
 ) -> None:
     """Compare the ordinary way with each policy and all three, on real data, in a minute."""
     from importlib.resources import as_file, files
@@ -73,7 +104,8 @@ def demo(
 
     with as_file(files("hemiola") / "demo.toml") as file:
         experiment = Experiment.load(file)
-    _run_and_show(experiment, out, None, jobs, True, f"hemiola demo --out {out}")
+    with _tracebacks(debug):
+        _run_and_show(experiment, out, None, jobs, True, debug)
 
 
 @app.command()
@@ -81,7 +113,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` wrote.")],
     figure: Annotated[
         list[Path] | None,
-        typer.Option("--figure", help="Write one figure, e.g. loss-vs-seconds.svg, instead of the page."),
+        typer.Option("--figure", help="Write one figure to this file, e.g. loss-vs-seconds.svg, not the page."),
     ] = None,
 ) -> None:
     """Write report.html again, or single figures (PNG, SVG, PDF) for papers and slides."""
@@ -96,7 +128,6 @@ def report(
 @app.command()
 def tasks() -> None:
     """List the reference tasks."""
-    from rich.console import Console
     from rich.table import Table
 
     from hemiola.tasks import describe_tasks
@@ -111,14 +142,13 @@ def tasks() -> None:
         table.add_row(
             task.name, model, f"{task.train:,} + {task.test:,}", "yes" if task.convex else "", task.data, options
         )
-    Console().print(table)
+    _console().print(table)
     typer.echo('\nYour own: task = "package.module:function"; see docs/tasks.md.')
 
 
 @data_app.command("list")
 def data_list(data: DataOption = None) -> None:
     """Show which data sets are there."""
-    from rich.console import Console
     from rich.table import Table
 
     from hemiola.tasks.fetch import list_sets
@@ -128,8 +158,8 @@ def data_list(data: DataOption = None) -> None:
     for found in list_sets(root):
         missing = ", ".join(found.missing[:2]) + (", ..." if len(found.missing) > 2 else "")
         table.add_row(found.name, "yes" if found.present else "no", f"{found.size / 1e6:.1f}", found.title, missing)
-    console = Console()
-    console.print(f"in {root}:" if root else "no data folder: give --data DIR or set HEMIOLA_DATA", highlight=False)
+    console = _console()
+    console.print(f"in {root}:" if root else "no data folder: give --data DIR or set HEMIOLA_DATA")
     console.print(table)
 
 
@@ -139,7 +169,6 @@ def data_fetch(
     data: DataOption = None,
 ) -> None:
     """Download data sets from their official sources, with checksums."""
-    from rich.console import Console
     from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
 
     from hemiola.tasks.fetch import fetch_set
@@ -147,7 +176,7 @@ def data_fetch(
     root = _data_folder(data)
     if root is None:
         raise InputError("where to? give --data DIR or set HEMIOLA_DATA")
-    console = Console()
+    console = _console()
     with Progress(
         *Progress.get_default_columns(),
         DownloadColumn(),
@@ -164,12 +193,10 @@ def data_fetch(
 
         for one in name:
             for path in fetch_set(one, root, show):
-                console.print(f"{one}: {path}", highlight=False, soft_wrap=True)
+                console.print(f"{one}: {path}", soft_wrap=True)
 
 
 def _data_folder(given: Path | None) -> Path | None:
-    import os
-
     return given or (Path(os.environ["HEMIOLA_DATA"]) if os.environ.get("HEMIOLA_DATA") else None)
 
 
@@ -192,8 +219,6 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Expected time per update, staleness and waste of every pace: theory beside simulation."""
-    from rich.console import Console
-
     from hemiola.clusters.predict import parse_slow, predict
     from hemiola.pace.traces import read_trace
 
@@ -207,31 +232,51 @@ def predict(
 
         typer.echo(json.dumps(prediction.as_json(), indent=1, allow_nan=False))
         return
-    console = Console()
+    console = _console()
     console.print(prediction.as_table())
     for line in prediction.conclusions:
-        console.print(line, highlight=False)
+        console.print(line)
 
 
-def _run_and_show(experiment: Any, out: Path, data: Path | None, jobs: int | None, resume: bool, again: str) -> None:
-    """Run, write the report, print the table; say what is left to do when it was interrupted."""
+def _console() -> Console:
+    """Text is printed as it is: names of runs, paths and messages may hold what rich takes for markup or emoji."""
     from rich.console import Console
 
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def _tracebacks(wanted: bool) -> Iterator[None]:
+    """Show where an `InputError` comes from, if that is wanted, before it becomes one line."""
+    try:
+        yield
+    except InputError:
+        if wanted:
+            typer.echo(traceback.format_exc(), err=True)
+        raise
+
+
+def _run_and_show(
+    experiment: Experiment, out: Path, data: Path | None, jobs: int | None, resume: bool, debug: bool
+) -> None:
+    """Run, write the report, print the table; say what is left to do when it was interrupted."""
     from hemiola.report import headline, summary_table, write_report
     from hemiola.runs import run_experiment
     from hemiola.runs.progress import Display
 
-    console = Console()
+    console = _console()
     outcome = run_experiment(experiment, out, data, jobs, resume, Display(console))
     if outcome.finished:
         page = write_report(out)
         console.print(summary_table(out))
         for line in headline(out):
-            console.print(line, highlight=False)
-        console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", highlight=False, soft_wrap=True)
+            console.print(line)
+        console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", soft_wrap=True)
     for cell, why in outcome.failed:
         typer.echo(f"hemiola: {cell.run!r}, seed {cell.seed}, failed: {why}", err=True)
     if outcome.interrupted:
+        ranks = "TORCHELASTIC_RUN_ID" in os.environ
+        again = ("torchrun ... -m " if ranks else "") + shlex.join(["hemiola", "resume", str(out)])
         typer.echo(
             f"hemiola: stopped with {outcome.finished} of {outcome.total} parts finished; go on with: {again}", err=True
         )
@@ -254,6 +299,11 @@ def guarded(call: Callable[[], object]) -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
+    except SystemExit as end:
+        verb = end.__context__
+        if verb is not None and isinstance(verb.__cause__, KeyboardInterrupt):  # Typer turns Ctrl-C into code 130.
+            typer.echo("hemiola: stopped", err=True)
+        raise
     except KeyboardInterrupt:
         typer.echo("hemiola: stopped", err=True)
         sys.exit(130)

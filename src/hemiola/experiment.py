@@ -8,16 +8,17 @@ from __future__ import annotations
 import copy
 import itertools
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from hemiola.clusters.table import CLUSTERS, check_fit
 from hemiola.contracts import Order, Pace, Period, Task
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 from hemiola.optimizers import Optimizer, make_schedule
 from hemiola.options import check_options, first_error, option_names
 from hemiola.order import ORDERS
@@ -67,6 +68,11 @@ class Shards(_Table):
         return split
 
 
+def _named_table(given: Any) -> Any:
+    """A name alone stands for a table that has nothing else."""
+    return {"name": given} if isinstance(given, str) else given
+
+
 class Settings(_Table):
     """One run, without its seed: the keys a ``[[run]]`` table may give, and the top level may give for all."""
 
@@ -75,13 +81,19 @@ class Settings(_Table):
     batch: int | None = Field(default=None, ge=1)
     stop: Stop = Stop(epochs=10)
     evaluate: Evaluate = Evaluate(every_epochs=1)
-    optimizer: dict[str, Any] = Field(default_factory=dict)
+    optimizer: Annotated[dict[str, Any], BeforeValidator(_named_table)] = Field(default_factory=dict)
     shards: Shards = Shards()
     cluster: Named = "simulated"
     order: Named = "rr"
     period: Named = "full"
     pace: Named = "k-sync"
 
+
+_TABLES: tuple[tuple[str, type[_Table], str], ...] = (
+    ("stop", Stop, "{ epochs = 10 }"),
+    ("evaluate", Evaluate, "{ every_epochs = 1 }"),
+    ("shards", Shards, '{ split = "iid" }'),
+)
 
 # These tables name a class with its own options; a run's table replaces the default's instead of adding to it.
 _NAMED = ("task", "cluster", "order", "period", "pace")
@@ -124,6 +136,12 @@ class Cell:
         check_fit(name, pace, exchange)
         return order, period, pace, exchange, make_cluster
 
+    def check(self) -> None:
+        """Build what can be built without the data."""
+        self.parts()
+        self.optimizer(default_lr=1.0)
+        _amount("stop", self.settings.stop.model_dump())
+
     def plan(self, data: Path | None) -> tuple[Plan, ClusterFactory]:
         """Load the task and put everything together."""
         order, period, pace, exchange, make_cluster = self.parts()
@@ -159,7 +177,7 @@ class Cell:
         )
         if not isinstance(name, str):
             raise InputError("task: a table needs a name, as in { name = 'digits-mlp' }")
-        return load_task(name, options, data)
+        return load_task(name, options, data, self.base)
 
     def optimizer(self, default_lr: float) -> Optimizer:
         """Build the optimizer's description."""
@@ -184,7 +202,7 @@ class Experiment:
 
     def __init__(self, given: Mapping[str, Any], base: Path | None = None):
         self.given = copy.deepcopy(dict(given))
-        self.base = base or Path()
+        self.base = (base or Path()).absolute()
         table = dict(self.given)
         runs = _list_of_tables(table.pop("run", [{}]))
         sweep = _sweep(table.pop("sweep", {}))
@@ -193,17 +211,42 @@ class Experiment:
         self.sweep = sweep
         names = _names(runs)
         points = [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
+        self._shared = table
+        self._own = {
+            name: {key: value for key, value in run.items() if key != "name"}
+            for name, run in zip(names, runs, strict=True)
+        }
         self.cells = []
-        for name, run in zip(names, runs, strict=True):
-            extra = {key: value for key, value in run.items() if key != "name"}
+        for name in names:
             for point in points:
-                with _where(f"run {name!r}" if run else ""):
-                    settings = _settings(_merge(table, extra), point)
-                    cells = [Cell(name, point, seed, settings, self.base) for seed in self.seeds]
-                    cells[0].parts()
-                    cells[0].optimizer(default_lr=1.0)
-                    _amount("stop", settings.stop.model_dump())
-                self.cells += cells
+                with self.blaming(name, point, Cell.check):
+                    cell = self._cell(name, self._own[name], point)
+                    cell.check()
+                self.cells += [replace(cell, seed=seed) for seed in self.seeds]
+
+    def _cell(self, name: str, own: Mapping[str, Any], point: dict[str, Any]) -> Cell:
+        return Cell(name, point, self.seeds[0], _settings(_merge(self._shared, own), point), self.base)
+
+    @contextmanager
+    def blaming(self, run: str, point: dict[str, Any], attempt: Callable[[Cell], object]) -> Iterator[None]:
+        """Put the place of the mistake in front of an `InputError` raised inside.
+
+        The place is the least part of the file that by itself makes ``attempt`` fail in the same words: what is given
+        for all runs, that at a point of the sweep, a run, or a run at a point.
+        """
+        try:
+            yield
+        except InputError as error:
+            own, at = self._own[run], ", ".join(f"{key} = {value!r}" for key, value in point.items())
+            task = {"task": own["task"]} if "task" in own and "task" not in self._shared else {}
+            places = [("", task, {}), (f"sweep ({at})", task, point), (f"run {run!r}", own, {})]
+            for place, part, here in places:
+                try:
+                    attempt(self._cell(run, part, here))
+                except InputError as again:
+                    if str(again) == str(error):
+                        raise InputError(f"{place}: {error}" if place else str(error)) from error.__cause__
+            raise InputError(f"run {run!r}{f' ({at})' if at else ''}: {error}") from error.__cause__
 
     @property
     def runs(self) -> list[str]:
@@ -258,7 +301,7 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
     """Set a dotted key, turning a named shorthand such as ``pace = "k-sync"`` into a table where needed."""
-    *path, last = dotted.split(".")
+    *path, last = _key_path(dotted)
     for part in path:
         inner = table.get(part, {})
         if isinstance(inner, str):
@@ -270,9 +313,24 @@ def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
     table[last] = value
 
 
+def _key_path(dotted: str) -> list[str]:
+    """Split a dotted key as TOML does, so that a quoted part may hold dots: ``sweep."optimizer.lr"``."""
+    try:
+        inner: Any = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:
+        return dotted.split(".")
+    path: list[str] = []
+    while isinstance(inner, dict):
+        path += inner
+        inner = inner[path[-1]]
+    return path
+
+
 def _merge(default: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(default))
     for key, value in run.items():
+        if key == "optimizer":  # The one table that is named and added to.
+            merged[key], value = _named_table(merged.get(key)), _named_table(value)
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = {**merged[key], **value} if both_tables and key not in _NAMED else copy.deepcopy(value)
     return merged
@@ -284,14 +342,14 @@ def _settings(table: dict[str, Any], point: Mapping[str, Any]) -> Settings:
     known = [*Settings.model_fields, "seeds", "sweep", "run", "title"]
     for key in table:
         if key not in Settings.model_fields:
-            raise InputError(f"{key}: unknown key{nearest(str(key), known)} Keys here: {', '.join(known)}")
-    for key, model in (("stop", Stop), ("evaluate", Evaluate), ("shards", Shards)):
-        for inner in table[key] if isinstance(table.get(key), dict) else ():
-            allowed = list(model.model_fields)
-            if inner not in allowed:
-                raise InputError(
-                    f"{key}.{inner}: unknown key{nearest(str(inner), allowed)} Keys here: {', '.join(allowed)}"
-                )
+            raise InputError(unknown("key", key, known))
+    for key, model, example in _TABLES:
+        given = table.get(key, {})
+        if not isinstance(given, dict):
+            raise InputError(f"{key}: must be a table, as in {key} = {example}, got {given!r}")
+        for inner in given:
+            if inner not in model.model_fields:
+                raise InputError(f"{key}: {unknown('key', inner, model.model_fields)}")
     try:
         return Settings.model_validate(table)
     except ValidationError as error:
@@ -319,15 +377,22 @@ def _names(runs: list[dict[str, Any]]) -> list[str]:
 def _sweep(sweep: Any) -> dict[str, list[Any]]:
     if not isinstance(sweep, dict):
         raise InputError(f"sweep: must be a table of lists, got {sweep!r}")
-    for key, values in sweep.items():
+    lists = _flat(sweep)
+    for key, values in lists.items():
         if not isinstance(values, list) or not values:
-            raise InputError(
-                f"sweep.{key}: must be a list of at least one value, got {values!r} (write a dotted key in quotes)"
-            )
+            raise InputError(f"sweep.{key}: must be a list of at least one value, got {values!r}")
         top = key.split(".")[0]
         if top not in Settings.model_fields:
-            raise InputError(f"sweep: unknown key {key!r}{nearest(top, list(Settings.model_fields))}")
-    return sweep
+            raise InputError(f"sweep: {unknown('key', top, Settings.model_fields)}")
+    return lists
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Dotted keys without their quotes are tables in tables; here both mean the same."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) and value else {f"{before}{key}": value}
+    return flat
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -368,8 +433,7 @@ def _split(table: Mapping[str, Any], family: str, given: Named) -> tuple[str, di
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = str(options.pop("name", None))
     if name not in table:
-        hint = nearest(str(name), list(table))
-        raise InputError(f"{family}.name: unknown {family} {name!r}{hint} Known: {', '.join(table)}")
+        raise InputError(f"{family}.name: {unknown(family, name, table)}")
     return name, options
 
 
@@ -386,9 +450,7 @@ def _make_period(given: Named) -> tuple[Period, Exchange]:
     own, shared = option_names(PERIODS[name]), option_names(Exchange)
     for key in options:
         if key not in own + shared:
-            raise InputError(
-                f"period.{key}: unknown option{nearest(key, own + shared)} Options here: {', '.join(own + shared)}"
-            )
+            raise InputError(f"period: {unknown('option', key, own + shared)}")
     mine = check_options(PERIODS[name], {k: v for k, v in options.items() if k in own}, "period")
     rest = check_options(Exchange, {k: v for k, v in options.items() if k not in own}, "period")
     with _where("period"):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 from hemiola.options import check_options, option_names
 
 # Only optimizers that treat every number alike: weights travel as one vector, so shapes are not known here.
@@ -81,19 +81,13 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
-            known = ", ".join(OPTIMIZERS)
-            raise InputError(
-                f"optimizer.name: unknown optimizer {self.name!r}{nearest(self.name, list(OPTIMIZERS))} Known: {known}"
-            )
+            raise InputError(f"optimizer.name: {unknown('optimizer', self.name, OPTIMIZERS)}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise InputError(f"optimizer.lr: must be a positive number, got {self.lr}")
         allowed = [name for name in option_names(getattr(torch.optim, self.name)) if name not in _NOT_FOR_USERS]
         for key in self.arguments:
             if key not in allowed:
-                raise InputError(
-                    f"optimizer.{key}: {self.name} takes no such argument{nearest(key, allowed)} "
-                    f"It takes: {', '.join(allowed)}"
-                )
+                raise InputError(f"optimizer: for {self.name}, {unknown('argument', key, allowed)}")
         try:
             self.attach(nn.Parameter(torch.zeros(1)))
         except (ValueError, TypeError, RuntimeError) as error:
@@ -114,15 +108,19 @@ class Optimizer:
 _NOT_FOR_USERS = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
 
 
-def make_schedule(table: Mapping[str, Any] | None) -> Schedule:
-    """Build a schedule from the experiment file's table."""
-    if table is None:
+def make_schedule(given: str | Mapping[str, Any] | None) -> Schedule:
+    """Build a schedule from what the experiment file says: a name, or a table with a name and options."""
+    if given is None:
         return constant()
-    options = dict(table)
+    if not isinstance(given, str | Mapping):
+        raise InputError(
+            "optimizer.schedule: must be a name or a table with one, as in { name = 'StepLR', step_size = 0.2 }, "
+            f"got {given!r}"
+        )
+    options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
-    if name not in SCHEDULES:
-        hint = nearest(str(name), list(SCHEDULES))
-        raise InputError(f"optimizer.schedule.name: unknown schedule {name!r}{hint} Known: {', '.join(SCHEDULES)}")
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise InputError(f"optimizer.schedule: {unknown('schedule', name, SCHEDULES)}")
     return SCHEDULES[name](**check_options(SCHEDULES[name], options, "optimizer.schedule"))
 
 

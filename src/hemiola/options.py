@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 
 
 def option_names(constructor: Callable[..., Any]) -> list[str]:
@@ -30,8 +30,7 @@ def check_options(constructor: Callable[..., Any], given: Mapping[str, Any], whe
     allowed = option_names(constructor)
     for key in given:
         if key not in allowed:
-            known = ", ".join(allowed) if allowed else "none"
-            raise InputError(f"{where}.{key}: unknown option{nearest(key, allowed)} Options here: {known}")
+            raise InputError(f"{where}: {unknown('option', key, allowed)}")
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
     parameters = inspect.signature(constructor).parameters
     fields: dict[str, Any] = {

@@ -189,7 +189,7 @@ def test_with_ray_the_table_is_accepted(monkeypatch):
         ({"slow": {"1": 2.0}}, r"cluster: slow = .* multiplies delays, and there are none"),
         ({"delay": "exponential(1)", "slow": {"5": 2.0}}, "slow names worker 5, but the workers are numbered 0 to 1"),
         ({"device": "gpu"}, "cluster.device: .*'auto', 'cpu' or 'cuda'"),
-        ({"adress": "auto"}, "cluster.adress: unknown option; did you mean 'address'"),
+        ({"adress": "auto"}, "cluster: unknown option 'adress'; did you mean 'address'"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

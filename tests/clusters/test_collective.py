@@ -257,7 +257,7 @@ def test_a_place_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
         ({"cluster": TORCH | {"checkpoint_every_seconds": -1.0}}, "checkpoint_every_seconds must be above 0, got -1.0"),
         ({"cluster": TORCH | {"max_restarts": -1}}, "max_restarts must be at least 0, got -1"),
         ({"cluster": TORCH | {"slow": {"1": 3.0}}}, "multiplies delays, and there are none"),
-        ({"cluster": TORCH | {"bakend": "gloo"}}, r"cluster\.bakend: unknown option; did you mean 'backend'\?"),
+        ({"cluster": TORCH | {"bakend": "gloo"}}, r"cluster: unknown option 'bakend'; did you mean 'backend'\?"),
     ],
 )
 def test_what_collectives_cannot_do_is_one_clear_line(change: dict, line: str) -> None:

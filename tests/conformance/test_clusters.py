@@ -173,5 +173,5 @@ def test_every_cluster_gives_what_the_simulated_one_gives(cluster: str, name: st
 def test_an_unknown_option_of_a_cluster_is_one_clear_line(cluster: str) -> None:
     if cluster not in KNOWN:
         pytest.skip("not there yet")
-    with pytest.raises(InputError, match=r"cluster\.dealy: unknown option; did you mean 'delay'\?"):
+    with pytest.raises(InputError, match=r"cluster: unknown option 'dealy'; did you mean 'delay'\?"):
         Experiment(BASE | {"cluster": {"name": cluster, "dealy": "constant(1)"}})

@@ -55,7 +55,7 @@ def test_a_lognormal_has_its_coefficient_of_variation():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("exponental(1)", "no delay law 'exponental'.*did you mean 'exponential'"),
+        ("exponental(1)", "unknown delay law 'exponental'; did you mean 'exponential'"),
         ("exponential", "written like"),
         ("exponential()", "takes 1 argument"),
         ("shifted-exponential(1)", r"takes 2 argument\(s\), shifted-exponential\(shift, mean\)"),

@@ -102,7 +102,7 @@ def test_interrupted_and_resumed_it_ends_the_same(whole, tmp_path, number):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
-        assert "go on with: hemiola run" in errors
+        assert "go on with: hemiola resume" in errors
         assert not list(cells.glob("*/*.part"))
     kept = {path: path.stat().st_mtime_ns for path in cells.glob("*/result.json")}
     assert kept
@@ -137,7 +137,7 @@ def test_ctrl_c_while_the_first_cell_starts_is_one_line(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert "go on with: hemiola run" in errors
+    assert "go on with: hemiola resume" in errors
     assert "Traceback" not in errors
 
 

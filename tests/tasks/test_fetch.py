@@ -239,7 +239,7 @@ def test_a_set_without_a_download_says_where_to_get_it(add_set, tmp_path):
 
 
 def test_unknown_set():
-    with pytest.raises(InputError, match=r"unknown data set 'mnits'; did you mean 'mnist'\? \(there are mnist, "):
+    with pytest.raises(InputError, match=r"unknown data set 'mnits'; did you mean 'mnist'\? Known: mnist, "):
         fetch_set("mnits", None)
 
 

@@ -75,8 +75,8 @@ def test_unknown_task_names_the_nearest_and_lists_all():
 
 def test_unknown_option():
     assert error_of("digits-mlp", {"hiden": [3]}) == (
-        "task 'digits-mlp' has no option 'hiden'; did you mean 'hidden'? "
-        "(allowed: hidden, input_noise, label_noise, label_flip, examples)"
+        "task 'digits-mlp': unknown option 'hiden'; did you mean 'hidden'? "
+        "Known: hidden, input_noise, label_noise, label_flip, examples"
     )
 
 
@@ -98,7 +98,7 @@ def test_whole_numbers_are_numbers():
 
 
 def test_data_is_not_an_option():
-    assert "has no option 'data'" in error_of("digits-logistic", {"data": "x"})
+    assert "unknown option 'data'" in error_of("digits-logistic", {"data": "x"})
 
 
 def test_own_task_with_options(module):
@@ -125,18 +125,42 @@ def test_own_task_gone_wrong(module, tmp_path):
     module("own_f", "def f(:\n")
     assert error_of("own_missing:f") == f"task 'own_missing:f': cannot import 'own_missing' from {tmp_path}"
     assert "(it needs 'no_such_package_at_all', which is not installed)" in error_of("own_d:f")
-    assert error_of("own_e:f") == "task 'own_e:f': importing 'own_e' raised ZeroDivisionError: division by zero"
+    assert (
+        error_of("own_e:f")
+        == "task 'own_e:f': importing 'own_e' raised ZeroDivisionError: division by zero (own_e.py:1)"
+    )
     assert "importing 'own_f' raised SyntaxError" in error_of("own_f:f")
-    assert error_of("own_c:lime") == "task 'own_c:lime': 'own_c' has no 'lime'; did you mean 'line'?"
+    assert error_of("own_f:f").endswith("(own_f.py:1)")
+    assert error_of("own_c:lime").startswith(
+        "task 'own_c:lime': in 'own_c', unknown function 'lime'; did you mean 'line'? Known: "
+    )
     assert error_of("own_c:number") == "task 'own_c:number': 'number' must be a function, got int"
     assert error_of("own_c:nothing") == "task 'own_c:nothing' must return a hemiola.Task, got NoneType"
-    assert error_of("own_c:breaks") == r"task 'own_c:breaks' raised KeyError: 'a\nb'"
+    assert error_of("own_c:breaks") == r"task 'own_c:breaks' raised KeyError: 'a\nb' (own_c.py:24)"
     assert error_of("own_c:scalar_loss") == (
         "task 'own_c:scalar_loss': losses must give one number per example, shape (2,), got (); use reduction='none'"
     )
     assert "failed on its first 2 examples: RuntimeError" in error_of("own_c:wrong_width")
-    assert "has no option 'point'; did you mean 'points'?" in error_of("own_c:line", {"point": 3})
+    assert "unknown option 'point'; did you mean 'points'?" in error_of("own_c:line", {"point": 3})
     assert error_of("own_c:") == "task 'own_c:' must be written 'package.module:function'"
+
+
+def test_an_own_task_is_found_beside_the_experiment_first(module, tmp_path):
+    module("own_g", OWN)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "own_g.py").write_text(OWN.replace("lr: float = 0.5", "lr: float = 0.125"))
+    assert load_task("own_g:line", base=beside).lr == 0.125
+    with pytest.raises(
+        InputError, match=r"'own_g' was imported from .*beside/own_g.py before, so .*own_g.py cannot be"
+    ):
+        load_task("own_g:line", base=tmp_path)
+    (beside / "own_h.py").write_text(OWN)
+    assert load_task("own_h:line", base=beside).lr == 0.5
+    sys.modules.pop("own_h")
+    before = list(sys.path)
+    load_task("own_g:line", base=beside)
+    assert sys.path == before  # it does not grow
 
 
 def test_descriptions_are_true_of_the_bundled_tasks():

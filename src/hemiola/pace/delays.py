@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 from hemiola.pace.laws import Empirical, Floats, Hyperexponential, Law
 from hemiola.pace.traces import read_trace
 from hemiola.streams import stream
@@ -58,12 +58,12 @@ def parse_delay(text: str, base: Path | None = None) -> Delay:
     """
     match = re.fullmatch(r"\s*([\w-]+)\s*\((.*)\)\s*", text, flags=re.DOTALL)
     if not match:
-        raise InputError(f"a delay is written like 'exponential(1.0)', got {text!r}; the laws are {_forms()}")
+        raise InputError(f"a delay is written like 'exponential(1.0)', got {text!r}; known: {', '.join(_forms())}")
     name, inside = match.group(1), match.group(2).strip()
     if name == "trace":
         return trace_delay(_resolve(inside.strip("'\""), base))
     if name not in _LAWS:
-        raise InputError(f"there is no delay law {name!r}; the laws are {_forms()}{nearest(name, [*_LAWS, 'trace'])}")
+        raise InputError(unknown("delay law", name, [*_LAWS, "trace"]))
     names, build = _LAWS[name]
     given = [part.strip() for part in inside.split(",")] if inside else []
     if len(given) != len(names):
@@ -163,8 +163,8 @@ _LAWS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[Law, Draw]]]] = {
 }
 
 
-def _forms() -> str:
-    return ", ".join([f"{name}({', '.join(names)})" for name, (names, _) in _LAWS.items()] + ["trace(FILE)"])
+def _forms() -> list[str]:
+    return [f"{name}({', '.join(names)})" for name, (names, _) in _LAWS.items()] + ["trace(FILE)"]
 
 
 def _number(text: str, argument: str, part: str) -> float:

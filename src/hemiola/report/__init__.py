@@ -37,8 +37,8 @@ def write_figure(folder: Path, figure: str | Path) -> Path:
 
     Args:
         folder: What ``hemiola run --out`` wrote.
-        figure: Such as ``gap-vs-seconds.svg``: the figure's name, and .png, .svg or .pdf. A bare name goes into the
-            folder, a path where it says.
+        figure: Where to write it, such as ``figures/gap-vs-seconds.svg``; the file's name says which figure, and .png,
+            .svg or .pdf.
 
     Returns:
         Where the figure was written.
@@ -51,7 +51,7 @@ def write_figure(folder: Path, figure: str | Path) -> Path:
 
     target = Path(figure)
     image = draw(read_folder(Path(folder)), target.name)
-    return write_whole(target if target.parent != Path(".") else Path(folder) / target.name, image)
+    return write_whole(target, image)
 
 
 def summary_table(folder: Path) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 import altair
 import vl_convert
 
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 from hemiola.report import charts, tables, words
 from hemiola.report.read import Folder
 from hemiola.report.summary import Summary, summarise
@@ -33,7 +33,7 @@ def draw(folder: Folder, name: str) -> bytes:
     if suffix not in _FORMATS:
         raise InputError(f"a figure must end in {', '.join(_FORMATS)}, got {name!r}")
     if figure not in FIGURES:
-        raise InputError(f"no figure {figure!r}; there are {', '.join(FIGURES)}{nearest(figure, FIGURES)}")
+        raise InputError(unknown("figure", figure, FIGURES))
     return _FORMATS[suffix](json.dumps(_specification(folder, summarise(folder), figure)))
 
 

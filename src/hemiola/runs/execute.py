@@ -21,7 +21,6 @@ from typing import Any
 from hemiola.clusters.collective_group import ContactLost, Place
 from hemiola.clusters.table import REAL
 from hemiola.contracts import Task
-from hemiola.errors import InputError
 from hemiola.experiment import Cell, Experiment
 from hemiola.flat import FlatModel
 from hemiola.runs.launching import launch_on
@@ -138,11 +137,8 @@ def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]
     tasks: dict[str, Task] = {}
     for cell in experiment.cells:
         if cell.seed == experiment.seeds[0]:
-            try:
+            with experiment.blaming(cell.run, cell.point, lambda other: other.plan(data)):
                 plan, _ = cell.plan(data)
-            except InputError as error:
-                prefix = f"run {cell.run!r}: " if len(experiment.runs) > 1 else ""
-                raise InputError(f"{prefix}{error}") from None
             tasks[str(cell.settings.task)] = plan.task
     for task in tasks.values():
         if task.convex:

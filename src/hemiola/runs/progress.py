@@ -25,13 +25,14 @@ class Display:
         self._bars: Progress | None = None
         self._rows: dict[int, TaskID] = {}
         self._rates: dict[int, tuple[float, int]] = {}
+        self._shares: dict[int, float] = {}  # how much of each running cell is done
         self._total = self._done = 0
         if console is not None and console.is_terminal:
             self._bars = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=28),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TextColumn("{task.fields[detail]}"),
+                TextColumn("{task.percentage:>3.0f} %", markup=False),
+                TextColumn("{task.fields[detail]}", markup=False),
                 TimeRemainingColumn(compact=True),
                 console=console,
                 transient=True,
@@ -75,6 +76,8 @@ class Display:
         rate = (message["updates"] - updates) / (now - since) if now > since else 0.0
         detail = f"loss {message['loss']:.4g}  {rate:,.0f} updates/s" if rate else f"loss {message['loss']:.4g}"
         self._bars.update(self._rows[id(cell)], completed=message["progress"], detail=detail)
+        self._shares[id(cell)] = message["progress"]
+        self._count()
 
     def note(self, cell: Cell, text: str) -> None:
         """Something about a cell that the user should know."""
@@ -84,10 +87,10 @@ class Display:
         """A cell is finished, stopped or failed."""
         if self._bars is not None:
             self._bars.remove_task(self._rows.pop(id(cell)))
+        self._shares.pop(id(cell), None)
         if result is not None:
             self._done += 1
-        if self._bars is not None:
-            self._bars.update(self._rows[0], completed=self._done)
+        self._count()
         said = how["ended"]
         if said == "failed":
             said = f"FAILED: {how['error']}"
@@ -99,9 +102,14 @@ class Display:
             said = "stopped; its state is saved"
         self._line(f"[{self._done}/{self._total}] {_label(cell)}: {said}")
 
+    def _count(self) -> None:
+        """What is done of everything: finished cells, and the part of each running one that is done."""
+        if self._bars is not None:
+            self._bars.update(self._rows[0], completed=self._done + sum(self._shares.values()))
+
     def _line(self, text: str) -> None:
         if self.console is not None:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _label(cell: Cell) -> str:

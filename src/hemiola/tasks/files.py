@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ SETS: dict[str, DataSet] = {
 def named_set(name: str) -> DataSet:
     """The set of this name; raises `InputError` listing the sets when there is none."""
     if name not in SETS:
-        raise InputError(f"unknown data set {name!r}{nearest(name, list(SETS))} (there are {', '.join(SETS)})")
+        raise InputError(unknown("data set", name, SETS))
     return SETS[name]
 
 

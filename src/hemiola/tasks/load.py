@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import inspect
 import os
 import sys
@@ -17,7 +18,7 @@ import pydantic
 import torch
 
 from hemiola import contracts
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, raised_at, unknown
 from hemiola.tasks import a9a, breast_cancer, cifar10, digits, hmda, m4, mnist, wikitext2
 from hemiola.tasks.task import Task
 
@@ -93,13 +94,16 @@ def describe_tasks() -> list[TaskRecord]:
     ]
 
 
-def load_task(name: str, options: Mapping[str, Any] | None = None, data: Path | None = None) -> contracts.Task:
+def load_task(
+    name: str, options: Mapping[str, Any] | None = None, data: Path | None = None, base: Path | None = None
+) -> contracts.Task:
     """Make a reference task, or a user's own.
 
     Args:
-        name: A name `describe_tasks` lists, or ``"package.module:function"``, importable from the current folder.
+        name: A name `describe_tasks` lists, or ``"package.module:function"``.
         options: Keyword arguments of the task's factory.
         data: The folder that holds the data sets; the environment variable HEMIOLA_DATA when None.
+        base: The folder that own tasks are looked for in first, then the current one, then where Python looks.
 
     Raises:
         InputError: No such task; an option it does not have, of the wrong type or impossible; data that are missing
@@ -108,20 +112,17 @@ def load_task(name: str, options: Mapping[str, Any] | None = None, data: Path | 
     if data is None and os.environ.get("HEMIOLA_DATA"):
         data = Path(os.environ["HEMIOLA_DATA"])
     if ":" in name:
-        make = _import_function(name)
+        make = _import_function(name, Path.cwd() if base is None else base.absolute())
         arguments = _arguments(name, make, options or {}, data)
         try:
             task = make(**arguments)
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"task {name!r} raised {_one_line(error)}") from error
+            raise InputError(f"task {name!r} raised {_one_line(error)}{raised_at(error)}") from error
         return _checked_own(name, task)
     if name not in TASKS:
-        raise InputError(
-            f"unknown task {name!r}{nearest(name, list(TASKS))} (there are {', '.join(TASKS)}, "
-            "and your own as 'package.module:function')"
-        )
+        raise InputError(f"{unknown('task', name, TASKS)}, and your own as 'package.module:function'")
     make = TASKS[name].make
     return make(**_arguments(name, make, options or {}, data))
 
@@ -144,8 +145,7 @@ def _arguments(name: str, make: Callable[..., Any], options: Mapping[str, Any], 
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in options:
         if key not in named and not takes_any:
-            allowed = f"allowed: {', '.join(named)}" if named else "it has no options"
-            raise InputError(f"task {name!r} has no option {key!r}{nearest(key, list(named))} ({allowed})")
+            raise InputError(f"task {name!r}: {unknown('option', key, named)}")
     for key, parameter in named.items():
         if parameter.default is parameter.empty and key not in options:
             raise InputError(f"task {name!r} needs the option {key!r}")
@@ -171,27 +171,51 @@ def _checked(what: str, value: Any, annotation: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------- own tasks
 
 
-def _import_function(name: str) -> Callable[..., Any]:
+def _import_function(name: str, base: Path) -> Callable[..., Any]:
+    """Import what ``name`` says, from ``base`` if it is there.
+
+    The folders stay on `sys.path`: the module may import its neighbours later, and Ray tells its workers the path.
+    """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise InputError(f"task {name!r} must be written 'package.module:function'")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folders = list(dict.fromkeys((str(base), os.getcwd())))
+    sys.path[:] = folders + [entry for entry in sys.path if entry not in folders]
+    importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        missing = "" if error.name == module_name else f" (it needs {error.name!r}, which is not installed)"
-        raise InputError(f"task {name!r}: cannot import {module_name!r} from {here}{missing}") from error
+        own = module_name == error.name or module_name.startswith(f"{error.name}.")
+        missing = "" if own else f" (it needs {error.name!r}, which is not installed)"
+        raise InputError(
+            f"task {name!r}: cannot import {module_name!r} from {' or '.join(folders)}{missing}"
+        ) from error
     except Exception as error:
-        raise InputError(f"task {name!r}: importing {module_name!r} raised {_one_line(error)}") from error
+        raise InputError(
+            f"task {name!r}: importing {module_name!r} raised {_one_line(error)}{raised_at(error)}"
+        ) from error
+    _check_origin(name, module_name, base)
     function = getattr(module, attribute, None)
     if function is None:
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"task {name!r}: {module_name!r} has no {attribute!r}{nearest(attribute, public)}")
+        raise InputError(f"task {name!r}: in {module_name!r}, {unknown('function', attribute, public)}")
     if not callable(function):
         raise InputError(f"task {name!r}: {attribute!r} must be a function, got {type(function).__name__}")
     return typing.cast(Callable[..., Any], function)
+
+
+def _check_origin(name: str, module_name: str, base: Path) -> None:
+    """Refuse a module of the same name that was imported from elsewhere before: it would be another task."""
+    top = module_name.partition(".")[0]
+    here = importlib.machinery.PathFinder.find_spec(top, [str(base)])
+    loaded = sys.modules[top].__spec__
+    if here is None or here.origin is None or loaded is None or loaded.origin is None:
+        return
+    if Path(loaded.origin).exists() and not Path(loaded.origin).samefile(here.origin):
+        raise InputError(
+            f"task {name!r}: {top!r} was imported from {loaded.origin} before, so {here.origin} cannot be; "
+            "rename one of them"
+        )
 
 
 def _checked_own(name: str, task: Any) -> contracts.Task:
@@ -205,7 +229,9 @@ def _checked_own(name: str, task: Any) -> contracts.Task:
             outputs = task.model()(inputs)
             results = {"losses": task.losses(outputs, targets), "scores": task.scores(outputs, targets)}
     except Exception as error:
-        raise InputError(f"task {name!r} failed on its first {count} examples: {_one_line(error)}") from error
+        raise InputError(
+            f"task {name!r} failed on its first {count} examples: {_one_line(error)}{raised_at(error)}"
+        ) from error
     for what, result in results.items():
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         if shape != (count,):
