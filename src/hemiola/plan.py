@@ -25,8 +25,8 @@ class Amount:
         given = [value for value in (self.epochs, self.updates, self.seconds) if value is not None]
         if len(given) != 1:
             raise InputError(f"give exactly one of epochs, updates and seconds, got {len(given)}")
-        if not given[0] > 0:
-            raise InputError(f"must be above 0, got {given[0]}")
+        if not 0 < given[0] < float("inf"):
+            raise InputError(f"must be above 0 and finite, got {given[0]}")
 
     def share(self, epochs: float, updates: int, seconds: float) -> float:
         """How often this amount fits into what has passed."""

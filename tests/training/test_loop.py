@@ -313,3 +313,19 @@ def test_overlap_hides_the_exchange():
     assert times[0] == pytest.approx(15 + 4 * 2.08)
     assert times[2] == pytest.approx(15 + 3 * 0.08 + 2.08)  # two steps hide two of the 2.08 seconds
     assert times[3] == times["auto"] == pytest.approx(15 + 2.08)  # only the closing exchange shows
+
+
+@pytest.mark.parametrize("pace", ["k-sync", "k-batch-sync", "k-async", "k-batch-async"])
+@pytest.mark.parametrize("epochs", [0.05, 0.5])
+def test_long_stints_do_not_run_past_the_end(pace, epochs):
+    """4 workers x 5 of 1500 examples: a step is 1/300 epoch. Stints of 100 steps would end up to 200 steps too late."""
+    cluster = {"name": "simulated", "delay": "shifted-exponential(1, 1)"}
+    period = {"name": "constant", "p": 100}
+    run = finished(stop={"epochs": epochs}, period=period, pace={"name": pace, "k": 2}, cluster=cluster)
+    assert epochs <= run.epochs <= epochs + 10 / 300
+
+
+@pytest.mark.parametrize("epochs", [0.001, 0.013, 0.1, 1.004])
+def test_a_run_that_ends_within_a_step_takes_that_step(epochs):
+    run = finished(stop={"epochs": epochs})  # 75 steps an epoch
+    assert run.version == int(np.ceil(75 * epochs))

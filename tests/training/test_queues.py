@@ -1,6 +1,7 @@
 """Queues: every epoch of every worker is its order, whatever is given back and wherever it is resumed."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,3 +72,25 @@ def test_the_last_batch_of_an_epoch_is_short_and_never_reaches_into_the_next():
         (1, 2, 2),
         (1, 4, 1),
     ]
+
+
+def test_off_lockstep_stints_get_shorter_towards_the_end_of_the_run():
+    """16 units for 2 workers: each stint is at most half of what nobody was given, and at least one batch."""
+    queue = queues([8, 8], units_per_batch=1, epochs=1)
+    taken = [len(queue.take(worker, 100)) for worker in (0, 1, 0, 1, 0, 1)]
+    assert taken == [8, 4, 2, 1, 1, 1]
+
+
+def test_what_comes_back_is_given_again_and_a_resumed_queue_cuts_alike():
+    queue = queues([8, 8], units_per_batch=1, epochs=1)
+    queue.take(0, 100)
+    queue.give_back(0, queue.take(1, 100))
+    again = queues([8, 8], units_per_batch=1, epochs=1)
+    again.load_state_dict(queue.state_dict())
+    assert [len(one.take(1, 100)) for one in (queue, again)] == [4, 4]
+
+
+@pytest.mark.parametrize(("epochs", "slots"), [(0.04, 1), (0.2, 1), (0.3, 2), (1.0, 5), (1.04, 6), (3.0, 15)])
+def test_a_run_has_as_many_slots_as_cover_its_epochs(epochs, slots):
+    queue = queues([5, 5], units_per_batch=1, lockstep=True, epochs=epochs)
+    assert len(queue.take(0, 100)) == slots
