@@ -38,7 +38,7 @@ DIGITS = {
     "batch": 25,
     "stop": {"epochs": 2},
     "optimizer": {"lr": 0.1, "momentum": 0.9},
-    "order": {"name": "cd-grab"},
+    "order": {"name": "cd-grab", "sketch": "exact"},
     "period": {"name": "adaptive", "start": 2},
     "cluster": TORCH,
 }
@@ -63,7 +63,7 @@ SAME = {
     "BatchNorm, full": SMALL | {"task": f"{TASKS}:normed"},
     "stale_rate weights the update": SMALL
     | {"pace": {"name": "k-async", "stale_rate": "delay", "stale_constant": 0.5}},
-    "units of two, exact sketches": SMALL | constant() | {"order": {"name": "cd-grab", "unit": 2}},
+    "units of two, exact sketches": SMALL | constant() | {"order": {"name": "cd-grab", "unit": 2, "sketch": "exact"}},
     "CD-GraB and ADPSGD on digits": DIGITS | {"workers": 4},
 }
 ALIKE = {
@@ -105,6 +105,13 @@ class TestFourRanks:
         assert there.counts == here.counts
         assert there.updates == here.updates
 
+    @pytest.mark.parametrize("name", ["units of two, exact sketches", "CD-GraB and ADPSGD on digits"])
+    def test_as_many_bytes_are_counted_as_in_the_simulator(self, name: str, four) -> None:
+        """But for what the notes of an update take here: a few numbers a rank."""
+        there, here = four[name][0].log[-1], train_here(simulated(SAME[name])).log[-1]
+        notes = 0.01 * here["bytes_per_worker"] + 1000 * here["updates"]
+        assert there["bytes_per_worker"] == pytest.approx(here["bytes_per_worker"], abs=notes)
+
     @pytest.mark.parametrize("name", ["momentum average", "momentum reset", "Adam, averaged"])
     def test_every_rank_remembers_what_its_worker_remembers(self, name: str, four) -> None:
         workers = train_here(simulated(SAME[name])).memory
@@ -144,7 +151,11 @@ class TestFourRanks:
 @pytest.mark.real
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_with_more_and_with_fewer_workers(tmp_path: Path) -> None:
-    given = SMALL | {"order": {"name": "cd-grab"}, "period": {"name": "adaptive", "start": 2}, "workers": 2}
+    given = SMALL | {
+        "order": {"name": "cd-grab", "sketch": "exact"},
+        "period": {"name": "adaptive", "start": 2},
+        "workers": 2,
+    }
     given |= {"stop": {"epochs": 6}, "evaluate": {"every_epochs": 2}}
     (stopped,) = train_on_ranks([Job(given, tmp_path, stop_at=20)], 2, tmp_path / "two")
     saved = (tmp_path / "checkpoint.pt").read_bytes()

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 
 from hemiola.errors import InputError
 from hemiola.tasks import Task, load_task, objective, optimum
-from hemiola.tasks.optimum import cache_folder
+from hemiola.tasks.cache import cache_folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,13 @@ Nothing here knows about gradients; `simulated.py` computes them afterwards, for
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hemiola.clusters.link import Link, ServerLink
+from hemiola.clusters.sketch_cost import Charge
 from hemiola.contracts import Batch, Pace, State, Stint, Work
 from hemiola.pace.delays import DelayStreams
 from hemiola.pace.race import COUNTS, LATE, Race
@@ -73,7 +75,8 @@ class Clockwork:
         delays: Compute time of every local step.
         link: Costs of messages; reports and weights use it only when updates do not wait for everyone (then the
             exchange is an all-reduce, whose time `simulated.py` adds).
-        message: Bytes of one report and of the weights.
+        message: Bytes of the weights, and of one report without its sketches.
+        charge: What sketches cost.
 
     Attributes:
         now: The time.
@@ -81,11 +84,12 @@ class Clockwork:
         lag: Overlap: local steps every worker takes before it needs the newest weights.
     """
 
-    def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float):
+    def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float, charge: Charge):
         self.work = work
         self.race = Race(pace)
         self.delays = delays
         self.message = message
+        self.charge = charge
         self.server = None if link.free or pace.lockstep else ServerLink(link)
         self.now = 0.0
         self.lag = 0
@@ -99,7 +103,7 @@ class Clockwork:
     def next_round(self) -> Round:
         """Start every free worker and run the clock until the next update."""
         this = Round()
-        for worker in range(self.delays.workers):
+        for worker in self._in_turn():
             if worker not in self.running:
                 this.idle_seconds += self.now - self.free_since[worker]
                 self.free_since[worker] = self.now
@@ -123,6 +127,15 @@ class Clockwork:
         self._cancel(self.race.close(), this)
         return this
 
+    def _in_turn(self) -> list[int]:
+        """The workers, beginning with another one at every update.
+
+        Who starts first gets the weights first over the server's link, and of reports that come at the same time its is
+        the first: were it always the same worker, its examples would be visited more often than the others'.
+        """
+        first = self.race.version % self.delays.workers
+        return [*range(first, self.delays.workers), *range(first)]
+
     def advance(self, seconds: float) -> None:
         """Let time pass for everyone, for an exchange that all take part in; it does not count as idling."""
         self.now += seconds
@@ -137,27 +150,41 @@ class Clockwork:
             if self.server is None or running.sending:
                 return self.running.pop(worker)
             running.sending = True
-            running.due = self.server.upload(time, self.message)
+            running.due = self.server.upload(time, self.message + self.sketch_bytes(running.stint))
             self._push(running)
 
     def _start(self, worker: int) -> None:
         stint = self.work.assign(worker)
         if stint is None:
             return
-        steps, draw = len(stint.batches), self._draws[worker]
-        self._draws[worker] += steps
-        compute = self.delays.seconds(worker, draw, steps)
+        draw, wanted = self._draws[worker], self.work.wants_sketches(stint)
+        self._draws[worker] += len(wanted)
+        compute = self._compute(worker, draw, wanted)
         if self.lag:
             # It went straight on when its last stint ended, and waits for the weights only where it needs them.
-            begin, ahead = self._ended[worker], min(self.lag, steps)
-            computed = max(begin + self.delays.seconds(worker, draw, ahead), self.now)
-            computed += self.delays.seconds(worker, draw + ahead, steps - ahead)
+            begin, ahead = self._ended[worker], min(self.lag, len(wanted))
+            computed = max(begin + self._compute(worker, draw, wanted[:ahead]), self.now)
+            computed += self._compute(worker, draw + ahead, wanted[ahead:])
         else:
             begin = self.now if self.server is None else self.server.download(self.now, self.message)
             computed = begin + compute
         self._ended[worker] = computed
         self.race.start(worker)
         self._push(Running(stint, begin, compute, computed, computed, 0))
+
+    def _compute(self, worker: int, draw: int, wanted: Sequence[bool]) -> float:
+        """Seconds of local steps, of which the wanted ones make sketches."""
+        seconds = self.delays.seconds(worker, draw, len(wanted))
+        extra = self.charge.step_factor - 1
+        if not extra or not any(wanted):
+            return seconds
+        if all(wanted):
+            return seconds + extra * seconds
+        return seconds + extra * sum(self.delays.seconds(worker, draw + i) for i, want in enumerate(wanted) if want)
+
+    def sketch_bytes(self, stint: Stint) -> int:
+        """Bytes of the sketches that a stint's report carries."""
+        return self.charge.message_bytes(stint, self.work.wants_sketches(stint))
 
     def _push(self, running: Running) -> None:
         self._sequence += 1

@@ -2,7 +2,8 @@
 
 Two shapes of traffic, because the algorithms differ in nothing else:
 
-* everyone waits for everyone: a ring all-reduce, 2 (P - 1) messages of 1/P of the vector each, one after the other;
+* everyone waits for everyone: a ring all-reduce, 2 (P - 1) messages of 1/P of the vector each, one after the other,
+  and where the order wants sketches a ring all-gather of them, P - 1 messages of one worker's sketches each;
 * an update waits for some: every report and every new version passes the server's one full-duplex link, in turn.
 """
 
@@ -68,10 +69,19 @@ class Link:
             return 0.0
         return 2 * (workers - 1) * (self.latency + self.occupied(size / workers))
 
+    def gather_seconds(self, size: float, workers: int) -> float:
+        """Seconds of a ring all-gather to which every worker adds ``size`` bytes; nothing is sent where that is 0."""
+        return (workers - 1) * (self.latency + self.occupied(size)) if size else 0.0
+
 
 def ring_bytes(size: float, workers: int) -> float:
     """Bytes each worker sends in a ring all-reduce of ``size`` bytes."""
     return 2 * (workers - 1) / workers * size
+
+
+def gather_bytes(size: float, workers: int) -> float:
+    """Bytes each worker sends in a ring all-gather of ``size`` bytes from each."""
+    return (workers - 1) * size
 
 
 class ServerLink:

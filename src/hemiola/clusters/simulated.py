@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from hemiola.clusters.clockwork import Clockwork, Round
-from hemiola.clusters.link import Link, ring_bytes
+from hemiola.clusters.link import Link, gather_bytes, ring_bytes
 from hemiola.clusters.merging import shares
 from hemiola.clusters.sender import Sender
+from hemiola.clusters.sketch_cost import Charge
 from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
 from hemiola.pace.delays import DelayStreams
 from hemiola.period.exchange import Exchange
-
-FLOAT_BYTES = 4
 
 
 class SimulatedCluster:
@@ -36,6 +36,8 @@ class SimulatedCluster:
         exchange: How changes are sent.
         delays: Compute time of every local step.
         link: Between the machines.
+        seed: Of the run.
+        charge: What sketches cost.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class SimulatedCluster:
         delays: DelayStreams,
         link: Link,
         seed: int,
+        charge: Charge | None = None,
     ):
         self.work = work
         self.runner = runner
@@ -60,7 +63,7 @@ class SimulatedCluster:
         runner.keeps_ends = exchange.overlap != 0
         self._steps_seen, self._seconds_seen = 0, 0.0
         self._staleness = self._refused = 0
-        self.clock = Clockwork(work, pace, delays, link, self.sender.message_bytes)
+        self.clock = Clockwork(work, pace, delays, link, self.sender.message_bytes, charge or Charge())
 
     @property
     def now(self) -> float:
@@ -91,12 +94,12 @@ class SimulatedCluster:
         return Update(
             reports=reports,
             change=change if reports else None,
-            seconds=self._exchange_time(this, stints),
+            seconds=self._exchange_time(this),
             spread=spread,
             cancelled=[stint for stint, _ in this.cancelled] + this.late,
             dropped=this.dropped,
             refused=refused,
-            bytes_per_worker=self._bytes(this, finished),
+            bytes_per_worker=self._bytes(this),
             idle_seconds=this.idle_seconds,
             wasted_seconds=this.wasted_seconds,
             durations=this.durations,
@@ -104,9 +107,9 @@ class SimulatedCluster:
         )
 
     def telemetry(self) -> State:
-        """Nothing here is measured; but the counting identities of staleness are checked."""
+        """Nothing here is measured, so it says what ordering was charged; the identities of staleness are checked."""
         self._check_staleness()
-        return {}
+        return self.clock.charge.facts()
 
     def _check_staleness(self) -> None:
         """With fixed P and K nothing about staleness is random.
@@ -207,10 +210,14 @@ class SimulatedCluster:
 
     # ------------------------------------------------------------------------------------------------ time and bytes
 
-    def _exchange_time(self, this: Round, stints: Sequence[Stint]) -> float:
-        """Where everyone waits for everyone the exchange is a ring all-reduce; else reports have paid their way."""
+    def _exchange_time(self, this: Round) -> float:
+        """Where everyone waits for everyone changes pass by a ring all-reduce, then sketches by a ring all-gather.
+
+        Else reports have paid their way.
+        """
         if self.pace.lockstep:
             transfer = self.link.ring_seconds(self.sender.message_bytes, self.workers)
+            transfer += self.link.gather_seconds(self._gathered(this), self.workers)
             self.clock.advance(transfer)
             self._set_lag(this, transfer)
         return self.clock.now
@@ -224,13 +231,17 @@ class SimulatedCluster:
         self._seconds_seen += sum(this.durations)
         self.clock.lag = math.ceil(transfer * self._steps_seen / self._seconds_seen)
 
-    def _bytes(self, this: Round, finished: Finished) -> float:
-        """Bytes an average worker sent for this update: its change, and the sketches that rode on it."""
-        sketches = sum(FLOAT_BYTES * rows.numel() for one in finished.sketches for rows in one if rows is not None)
+    def _gathered(self, this: Round) -> int:
+        """Bytes of each worker's part of the all-gather: as on the torch cluster, all send as much as the longest."""
+        return max((self.clock.sketch_bytes(running.stint) for running, _ in this.arrived), default=0)
+
+    def _bytes(self, this: Round) -> float:
+        """Bytes an average worker sent for this update: its change, and its sketches."""
+        message = self.sender.message_bytes
         if self.pace.lockstep:
-            return ring_bytes(self.sender.message_bytes, self.workers) + sketches / self.workers
-        sent = len(this.arrived) + len(this.late) + len(this.dropped)
-        return (sent * self.sender.message_bytes + sketches) / self.workers
+            return ring_bytes(message, self.workers) + gather_bytes(self._gathered(this), self.workers)
+        sent = [running.stint for running, _ in this.arrived] + this.late + this.dropped
+        return sum(message + self.clock.sketch_bytes(stint) for stint in sent) / self.workers
 
     # ---------------------------------------------------------------------------------------------------------- state
 
@@ -243,6 +254,7 @@ class SimulatedCluster:
             "sender": self.sender.state_dict(),
             "seen": [self._steps_seen, self._seconds_seen],
             "staleness": [self._staleness, self._refused],
+            "charge": asdict(self.clock.charge),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -252,3 +264,4 @@ class SimulatedCluster:
         self.sender.load_state_dict(state["sender"])
         self._steps_seen, self._seconds_seen = state["seen"]
         self._staleness, self._refused = state["staleness"]
+        self.clock.charge = Charge(**state["charge"])  # A factor measured again might be another one.

@@ -11,6 +11,7 @@ Three ways, all giving the same numbers to float tolerance (tests compare them):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from hemiola.flat import FlatModel
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
 from hemiola.order.gradients import UnitGradients
 from hemiola.streams import seed_torch
+
+logger = logging.getLogger(__name__)
 
 Sketches = tuple[Tensor | None, ...]
 
@@ -87,6 +90,12 @@ class StintRunner:
         self.keeps_ends = False
         self.ends: dict[int, Tensor] = {}
         self.unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
+        if self.unit_gradients is not None and self.unit_gradients.kind != self.unit_gradients.spec.kind:
+            logger.warning(
+                "ghosts see no layer of the model of %s; its units are balanced on fold:%d of their whole gradients",
+                task.name,
+                self.unit_gradients.dimension,
+            )
         kinds = [type(module) for module in self.flat.module.modules()]
         self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
         self._stacks = not self.flat.has_buffers and not any(issubclass(kind, nn.RNNBase) for kind in kinds)

@@ -67,7 +67,7 @@ def policy(order: str | Order, unit: int | None, sketch: str | None) -> Order:
             raise InputError(f"the order {order!r} looks at no gradients, so sketch = {sketch!r} cannot be used")
         fixed: Order = ORDERS[order](unit=unit)
         return fixed
-    balanced: Order = ORDERS[order](unit=unit, sketch=sketch or ("ghost:4" if unit == 1 else "fold:1024"))
+    balanced: Order = ORDERS[order](unit=unit, sketch=sketch)
     return balanced
 
 

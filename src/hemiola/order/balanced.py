@@ -24,7 +24,7 @@ from hemiola.order.balance import Sums, Total, balance
 from hemiola.order.book import Book
 from hemiola.order.buffer import Buffer, Items
 from hemiola.order.monitor import Monitor
-from hemiola.order.sketch import parse_sketch
+from hemiola.order.sketch import default_sketch, parse_sketch
 from hemiola.streams import stream
 
 VERSION = 2
@@ -65,7 +65,8 @@ class Balanced:
 
     Args:
         unit: Examples per unit.
-        sketch: What units are balanced on: ``"exact"``, ``"fold:K"``, ``"ghost:R"`` or ``"ghost:R:K"``.
+        sketch: What units are balanced on: ``"exact"``, ``"fold:K"``, ``"ghost:R"`` or ``"ghost:R:K"``; by default a
+            cheap one, see `default_sketch`.
         every: Balance every n-th epoch and keep the order in between.
         reverse: Balance on even epochs only, and run the new order backwards on the odd epoch that follows.
         signs: Deterministic signs, or the self-balancing walk.
@@ -83,7 +84,7 @@ class Balanced:
         self,
         *,
         unit: int = 1,
-        sketch: str = "exact",
+        sketch: str | None = None,
         every: int = 1,
         reverse: bool = False,
         signs: Literal["deterministic", "probabilistic"] = "deterministic",
@@ -93,9 +94,9 @@ class Balanced:
                 raise InputError(f"{name} must be at least 1, got {value}")
         if signs not in ("deterministic", "probabilistic"):
             raise InputError(f"signs must be 'deterministic' or 'probabilistic', got {signs!r}")
-        parse_sketch(sketch)
+        self.sketch: str | None = default_sketch(unit) if sketch is None else sketch
+        parse_sketch(self.sketch)
         self.unit, self.every, self.reverse, self.signs = unit, every, reverse, signs
-        self.sketch: str | None = sketch
 
     def begin(self, sizes: Sequence[int], seed: int, lockstep: bool) -> None:
         self._sizes, self._seed, self._lockstep = check_begin(sizes), seed, lockstep

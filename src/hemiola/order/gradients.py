@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -71,6 +72,11 @@ class UnitGradients:
         if self._vectorises is not False:
             return "the batch's own gradient where it is one unit, else vectorised over units (torch.func)"
         return "the batch's own gradient where it is one unit, else one backward pass per unit"
+
+    @property
+    def kind(self) -> Literal["exact", "fold", "ghost"]:
+        """What rows are: what was asked for, but folded gradients where ghosts see no layer of the model."""
+        return "fold" if self.spec.kind == "ghost" and self._recorder is None else self.spec.kind
 
     @property
     def left_out(self) -> list[str]:

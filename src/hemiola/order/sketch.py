@@ -49,6 +49,15 @@ def parse_sketch(text: str) -> SketchSpec:
     raise InputError(f"sketch must be 'exact', 'fold:K', 'ghost:R' or 'ghost:R:K', got {text!r}{hint}")
 
 
+def default_sketch(unit: int) -> str:
+    """What is balanced on where nothing was said: the cheapest sketch for units of this many examples.
+
+    Ghosts of single examples come out of one ordinary backward pass. A larger unit is usually the whole batch, whose
+    gradient is there anyway, and only has to be folded.
+    """
+    return "ghost:4" if unit == 1 else "fold:1024"
+
+
 def _count(text: str, name: str, digits: str) -> int:
     if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
         raise InputError(f"{name} in sketch {text!r} must be a whole number of at least 1, got {digits!r}")

@@ -16,14 +16,15 @@ def predicted(experiment: Experiment) -> dict[str, dict[str, float]]:
 
 
 def _predict(cell: Cell) -> dict[str, float]:
-    _, period, pace, _, _ = cell.parts()
+    order, period, pace, _, _ = cell.parts()
     k, workers = getattr(pace, "fixed_k", None), cell.settings.workers
     if k is None or pace.max_staleness is not None:
         return {}
     variant: Any = getattr(pace, "name", None)
     law = {"staleness": mean_staleness(variant, workers, k)}
     cluster = cell.settings.cluster if isinstance(cell.settings.cluster, dict) else {}
-    if not period.local and "delay" in cluster and "link" not in cluster and pace.late == "cancel":
+    steps_only = not period.local and order.sketch is None and "link" not in cluster and pace.late == "cancel"
+    if steps_only and "delay" in cluster:
         slow = slow_factors(cluster.get("slow", {}))
         law["update_seconds"] = update_time(variant, parse_delay(cluster["delay"], cell.base), workers, k, slow).value
     return law

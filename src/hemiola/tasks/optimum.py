@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import os
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +12,7 @@ from torch import Tensor, nn
 from hemiola.contracts import Examples, Task
 from hemiola.errors import InputError
 from hemiola.streams import torch_seed
+from hemiola.tasks.cache import cache_folder, keep, kept
 
 GRADIENT_NORM = 1e-10
 """Where the search stops. The error of f* is then at most GRADIENT_NORM^2 / (2 l2): 5e-18 at l2 = 1e-3."""
@@ -53,22 +48,11 @@ def optimum(task: Task) -> float:
         torch.manual_seed(torch_seed("optimum"))
         model = _double(task.model())
     path = cache_folder() / "optima" / f"{_fingerprint(task, model)}.json"
-    known = _read(path)
+    known = kept(path, "optimum")
     if known is None:
         known = _Objective(task, model).minimum()
-        _write(path, known, task.name)
+        keep(path, {"optimum": known, "task": task.name})
     return known
-
-
-def cache_folder() -> Path:
-    """HEMIOLA_CACHE if set, else the platform's folder for caches."""
-    if given := os.environ.get("HEMIOLA_CACHE"):
-        return Path(given)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "hemiola" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "hemiola"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hemiola"
 
 
 # ------------------------------------------------------------------------------------------------------ the search
@@ -182,22 +166,3 @@ def _hash_examples(digest: hashlib._Hash, examples: Examples) -> None:
         for part in examples.batch(np.arange(first, min(first + _CHUNK, len(examples)))):
             digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
             digest.update(part.contiguous().numpy().tobytes())
-
-
-def _read(path: Path) -> float | None:
-    try:
-        record = json.loads(path.read_text())
-        value = record["optimum"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return value if isinstance(value, float) and math.isfinite(value) else None
-
-
-def _write(path: Path, value: float, name: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            json.dump({"optimum": value, "task": name}, file)
-        os.replace(file.name, path)
-    except OSError:
-        return  # The cache saves time only; a read-only home must not stop a run.

@@ -1,0 +1,45 @@
+"""What is found out once about a task and kept for later: the user's cache folder.
+
+The cache saves time only: an unreadable file counts as absent, and a folder that cannot be written as empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def cache_folder() -> Path:
+    """HEMIOLA_CACHE if set, else the platform's folder for caches."""
+    if given := os.environ.get("HEMIOLA_CACHE"):
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "hemiola" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "hemiola"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hemiola"
+
+
+def kept(path: Path, key: str) -> float | None:
+    """The finite number that a file of the cache has under this key, if it has one."""
+    try:
+        value = json.loads(path.read_text())[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def keep(path: Path, record: dict[str, Any]) -> None:
+    """Write a file of the cache, all or nothing; nothing where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+            json.dump(record, file)
+        os.replace(file.name, path)
+    except OSError:
+        return
