@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hemiola.order import InOrder as InOrder
     from hemiola.order import RandomReshuffling as RandomReshuffling
     from hemiola.order import ShuffleOnce as ShuffleOnce
+    from hemiola.order.loader import OrderedLoader as OrderedLoader
     from hemiola.order.sampler import OrderedSampler as OrderedSampler
     from hemiola.pace import KAsync as KAsync
     from hemiola.pace import KBatchAsync as KBatchAsync
@@ -67,6 +68,7 @@ _PUBLIC = {
     "KBatchSync": "hemiola.pace",
     "KSync": "hemiola.pace",
     "Order": "hemiola.contracts",
+    "OrderedLoader": "hemiola.order.loader",
     "OrderedSampler": "hemiola.order.sampler",
     "Pace": "hemiola.contracts",
     "Period": "hemiola.contracts",

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from hemiola.errors import InputError, SamplerWarning
+from hemiola.order.epoch import Claim, Epoch
 from hemiola.order.gradients import UnitGradients
 from hemiola.order.layers import Dense, Layer, Lookup, find_layers
 from hemiola.order.sampler import OrderedSampler
@@ -31,13 +33,19 @@ class Notes:
 
     rows: Tensor | None = None
 
-    def fits_units(self, examples: int) -> bool:
+    def claim(self, given: list[Tensor]) -> Claim:
+        return Claim(Epoch(0, np.arange(len(given[0]))), len(given[0]))
+
+    def fits_units(self, claim: Claim) -> bool:
         return False
 
-    def wants_rows(self) -> bool:
+    def wants_rows(self, claim: Claim) -> bool:
         return True
 
-    def trained(self, examples: int, rows: Tensor | None) -> None:
+    def unused(self, claim: Claim) -> None:
+        pass
+
+    def trained(self, claim: Claim, rows: Tensor | None) -> None:
         self.rows = rows
 
 

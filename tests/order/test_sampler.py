@@ -67,6 +67,8 @@ def naive_pair_balance(sequence: list[int], gradients: list[np.ndarray]) -> list
     return front + sequence[len(sequence) // 2 * 2 :] + back[::-1]
 
 
+# The next epoch is only read, not trained on.
+@pytest.mark.filterwarnings("ignore:nothing was learnt")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_next_epoch_is_what_the_paper_makes_of_this_one(workers: int) -> None:
     data, model = make()

@@ -118,6 +118,7 @@ def test_without_a_watch_the_rest_is_what_was_not_drawn() -> None:
     assert list(other) == list(sampler)
 
 
+@pytest.mark.filterwarnings("ignore:all of epoch")  # nobody watches
 @settings(max_examples=60, deadline=None)
 @given(
     examples=st.integers(6, 40),
@@ -160,6 +161,7 @@ def test_another_number_of_ranks_finishes_the_epoch_and_goes_on(
         assert len(set(got)) == (examples // unit // after * after * unit if drop else examples)
 
 
+@pytest.mark.filterwarnings("ignore:nothing was learnt", "ignore:all of epoch")
 def test_places_are_kept_when_ranks_change() -> None:
     """A finished epoch's next order, dealt to two ranks like cards."""
     data, model = make(4)
@@ -193,7 +195,7 @@ def test_foreign_state_is_refused() -> None:
     sampler = OrderedSampler(range(10))
     state = sampler.state_dict()
     for change, message in (
-        ({"kind": "averager"}, "not a state of ordered-sampler version 1: kind 'averager'"),
+        ({"kind": "averager"}, "not a state of ordered-sampler version 2: kind 'averager'"),
         ({"version": 7}, "version 7"),
         ({"examples": 11}, "saved with examples = 11, this one has 10"),
         ({"order": "grab"}, "saved with order = 'grab', this one has 'cd-grab'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from hemiola.errors import InputError
+from hemiola.order.epoch import Claim, Epoch
 from hemiola.order.sampler import OrderedSampler
 from hemiola.order.sketch import parse_sketch
 from hemiola.order.watch import Watch
@@ -22,16 +25,22 @@ class Notes:
     """Stands in for the sampler: units of ``unit`` examples, everything wanted."""
 
     def __init__(self, unit: int = 1) -> None:
-        self.unit, self.seen, self.rows = unit, [], []
+        self.unit, self.seen, self.rows, self.looked_at = unit, [], [], []
 
-    def fits_units(self, examples: int) -> bool:
-        return examples <= self.unit
+    def claim(self, given: list[Tensor]) -> Claim:
+        return Claim(Epoch(0, np.arange(len(given[0]))), len(given[0]))
 
-    def wants_rows(self) -> bool:
+    def fits_units(self, claim: Claim) -> bool:
+        return claim.examples <= self.unit
+
+    def wants_rows(self, claim: Claim) -> bool:
         return True
 
-    def trained(self, examples: int, rows: Tensor | None) -> None:
-        self.seen.append(examples)
+    def unused(self, claim: Claim) -> None:
+        self.looked_at.append(claim.examples)
+
+    def trained(self, claim: Claim, rows: Tensor | None) -> None:
+        self.seen.append(claim.examples)
         self.rows.append(rows)
 
 
@@ -108,12 +117,9 @@ def test_two_passes_and_one_backward_count_in_the_order_of_the_passes() -> None:
         torch.testing.assert_close(rows.norm(dim=1), each.norm(dim=1), rtol=0.2, atol=0)
 
 
-def test_only_training_passes_with_a_backward_count() -> None:
+def test_only_passes_with_a_backward_count() -> None:
     model, notes, (x, y) = perceptron(), Notes(), batch(1)
     watch = watching(model, notes)
-    model.eval()
-    F.cross_entropy(model(x), y).backward()
-    model.train()
     with torch.no_grad():
         model(x)
     model(x)  # looked at, not trained on
@@ -121,13 +127,86 @@ def test_only_training_passes_with_a_backward_count() -> None:
     with torch.no_grad():
         model(x)
     watch.settle()
-    assert notes.seen == [3]
+    model.eval()
+    F.cross_entropy(model(x), y).backward()  # a model that was trained in training mode is evaluated in the other
+    model.train()
+    watch.settle()
+    assert (notes.seen, notes.looked_at) == ([3], [BATCH])
     watch.close()
     F.cross_entropy(model(x), y).backward()
     watch.settle()
     assert notes.seen == [3]
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_a_model_that_is_only_trained_in_eval_mode_counts() -> None:
+    model, notes, (x, y) = perceptron().eval(), Notes(), batch(1)
+    expected = per_example(model, x, y)
+    watch = watching(model, notes)
+    for _ in range(2):
+        F.cross_entropy(model(x), y).backward()
+    watch.settle()
+    assert notes.seen == [BATCH, BATCH]
+    torch.testing.assert_close(notes.rows[1], expected)
+
+
+@dataclass
+class Answer:
+    auxiliary: Tensor
+    scores: Tensor
+
+
+class Answering(nn.Module):
+    """Returns a dataclass whose first tensor is not trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(self.inner(x) + 0, self.inner(x))
+
+
+def test_any_output_in_any_object_counts() -> None:
+    model, notes, (x, y) = Answering(), Notes(), batch(1)
+    watch = watching(model, notes, "ghost:2")
+    F.cross_entropy(model(x).scores, y).backward()
+    watch.settle()
+    assert notes.seen == [BATCH]
+    assert notes.rows[0] is not None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("unit", [1, BATCH])
+def test_a_checkpointed_model_is_trained_once(unit: int, reentrant: bool) -> None:
+    model, notes, (x, y) = perceptron(), Notes(unit), batch(1)
+    expected = per_example(model, x, y)
+    watch = watching(model, notes)
+    for _ in range(2):
+        scores = checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant)
+        F.cross_entropy(scores, y).backward()
+    watch.settle()
+    assert notes.seen == [BATCH, BATCH]
+    for rows in notes.rows:
+        torch.testing.assert_close(rows, expected if unit == 1 else expected.mean(0, keepdim=True))
+
+
+def test_summed_losses_are_not_taken_for_one_batch() -> None:
+    model, notes = perceptron(), Notes(unit=BATCH)
+    batches = [batch(seed) for seed in range(3)]
+    expected = [per_example(model, x, y).mean(0, keepdim=True) for x, y in batches]
+    watch = watching(model, notes)
+    sum(F.cross_entropy(model(x), y) for x, y in batches).backward()
+    watch.settle()
+    assert notes.rows == [None] * 3
+    assert watch.seen.summed
+    losses = [F.cross_entropy(model(x), y) for x, y in batches]  # all forward passes first, but each its own backward
+    for loss in losses:
+        loss.backward()
+    watch.settle()
+    for rows, each in zip(notes.rows[3:], expected, strict=True):
+        torch.testing.assert_close(rows, each)
 
 
 @pytest.mark.parametrize("unit", [1, BATCH])

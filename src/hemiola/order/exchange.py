@@ -1,10 +1,11 @@
 """How every rank gets to know what every other rank's units looked like.
 
 Every rank runs the same order policy and must show it the same rows in the same sequence, so that all end with the same
-orders. An epoch of n units is cut into blocks of positions; when a rank has passed a block it starts an asynchronous
-exchange of the block's rows and goes on training, and looks at the rows when the next block is due. The number of
-blocks does not depend on what was trained on: a rank that leaves its epoch early hands in the rest as not visited. So
-ranks never wait for an exchange that another rank does not start.
+orders. Rows are collected in the order in which units were visited, whatever their places in the epoch, and exchanged
+in blocks: when the loop is through with another block's worth of units, a rank starts an asynchronous exchange of the
+rows it has and goes on training, and looks at them when the next block is due. When a block is due, and how many there
+are in an epoch, does not depend on what was learnt: where examples were skipped a block is sent with gaps, and a rank
+that leaves its epoch early sends the rest empty. So ranks never wait for an exchange that another rank does not start.
 
 Two ways to exchange. Sketches are **gathered**: k numbers a unit to everyone. Whole gradients (``sketch = "exact"``)
 are **sliced**: rank i gets every unit's i-th slice of the coordinates, about the bytes of an all-reduce, computes its
@@ -26,6 +27,7 @@ from hemiola.contracts import Order, State, Visit
 BLOCK = 128  # units exchanged at a time, fewer where they are long
 NUMBERS = 1 << 22  # the most numbers of a block
 ALONE = 64  # units shown to the policy at a time where there is one rank
+GAP = -1  # instead of a unit's number where a block has no row
 
 
 class Exchange:
@@ -54,35 +56,44 @@ class Exchange:
         self._policy, self._ranks, self._units, self._width = policy, ranks, units, width
         self._group, self._sliced = group, sliced and group is not None
         self._size = max(2, min(BLOCK, NUMBERS // width, units + units % 2) // 2 * 2)
-        self._flying: deque[tuple[int, list[Any], Tensor, Tensor]] = deque()
-        self._rows = torch.zeros(self._size, width, dtype=dtype)
-        self._known = torch.zeros(self._size, 1, dtype=dtype)
-        self.begin(0, [])
+        self._flying: deque[tuple[list[Any], Tensor, Tensor]] = deque()
+        room = 0 if group is None else 2 * self._size
+        self._rows = torch.zeros(room, width, dtype=dtype)
+        self._visited = torch.full((room,), GAP)
+        self.begin(0)
         if self._sliced:
             policy.total = self._total  # type: ignore[attr-defined]
 
-    def begin(self, epoch: int, orders: list[np.ndarray]) -> None:
-        """Start an epoch in which worker j visits its units in ``orders[j]``."""
-        self._epoch, self._orders, self._start = epoch, orders, 0
-        self._known.zero_()
+    def begin(self, epoch: int) -> None:
+        """Start an epoch."""
+        self._epoch, self._sent, self._filled = epoch, 0, 0
+        self._visited.fill_(GAP)
 
-    def put(self, position: int, rows: Tensor) -> None:
-        """Take rows of this rank's units at consecutive places of its order; places never go back."""
-        while len(rows):
-            while position >= self._start + self._size:
-                self._launch()
-            at = position - self._start
-            part, rows = rows[: self._size - at], rows[self._size - at :]
-            self._rows[at : at + len(part)] = part
-            self._known[at : at + len(part)] = 1
-            position += len(part)
-            if position == min(self._start + self._size, self._units):
+    def put(self, units: np.ndarray, rows: Tensor) -> None:
+        """Take rows of this rank's units, in the order they were visited; no unit comes twice in an epoch."""
+        if self._group is None:
+            for at in range(0, len(units), ALONE):
+                part = slice(at, at + ALONE)
+                self._policy.observe(Visit(0, self._epoch, units[part], rows[part], 1))
+            return
+        stop = self._filled + len(units)
+        if stop > len(self._rows):
+            spare = 2 * stop - len(self._rows)
+            self._rows = torch.cat([self._rows, self._rows.new_zeros(spare, self._width)])
+            self._visited = torch.cat([self._visited, self._visited.new_full((spare,), GAP)])
+        self._rows[self._filled : stop] = rows
+        self._visited[self._filled : stop] = torch.from_numpy(units)
+        self._filled = stop
+
+    def advance(self, done: int) -> None:
+        """The loop is through with so many of this rank's units: send the blocks that are due."""
+        if self._group is not None:
+            while self._sent < self._units and done >= min(self._sent + self._size, self._units):
                 self._launch()
 
     def finish(self) -> None:
         """End the epoch: exchange what is left and show it to the policy. Every rank calls this."""
-        while self._start < self._units:
-            self._launch()
+        self.advance(self._units)
         self.collect()
 
     def collect(self) -> None:
@@ -92,56 +103,60 @@ class Exchange:
 
     def state_dict(self) -> State:
         """This rank's rows that are not exchanged yet; `collect` first."""
-        return {"start": self._start, "rows": self._rows.clone(), "known": self._known.clone()}
+        rows, visited = self._rows[: self._filled].clone(), self._visited[: self._filled].clone()
+        return {"sent": self._sent, "rows": rows, "visited": visited}
 
     def load_state_dict(self, state: State, own: bool) -> None:
         """Go on in mid-epoch, after ``begin``; rows are used only if they are this rank's ``own``."""
-        self._start = int(state["start"])
-        if own and state["rows"].shape == self._rows.shape:
-            self._rows, self._known = state["rows"].clone(), state["known"].clone()
+        self._sent = int(state["sent"])
+        if own and len(state["rows"]) and state["rows"].shape[1] == self._width:
+            self.put(state["visited"].numpy(), state["rows"])
 
     # ------------------------------------------------------------------------------------------------------ blocks
 
     def _launch(self) -> None:
         """Send this rank's block on its way, then look at the block before."""
-        rows, known = self._rows, self._known
-        if self._group is None:
-            self._observe(self._start, [], rows.unsqueeze(0), known.unsqueeze(0))
-        elif self._sliced:
+        rows, visited = self._rows[: self._size].clone(), self._visited[: self._size].clone()
+        if self._sliced:
             slice_width = -(-self._width // self._ranks)
             padded = torch.nn.functional.pad(rows, (0, slice_width * self._ranks - self._width))
             outgoing = padded.view(self._size, self._ranks, slice_width).transpose(0, 1).contiguous()
-            incoming, all_known = torch.empty_like(outgoing), known.new_empty(self._ranks, *known.shape)
+            incoming, everyones = torch.empty_like(outgoing), visited.new_empty(self._ranks, self._size)
             works = [
                 dist.all_to_all_single(incoming, outgoing, group=self._group, async_op=True),
-                dist.all_gather(list(all_known.unbind(0)), known.clone(), group=self._group, async_op=True),
+                dist.all_gather(list(everyones.unbind(0)), visited, group=self._group, async_op=True),
             ]
-            self._flying.append((self._start, works, incoming, all_known))
+            self._flying.append((works, incoming, everyones))
         else:
-            mine = torch.cat([rows, known], 1)
+            # Unit numbers travel as the bits of one or two more columns: as numbers they might be rounded.
+            mine = torch.cat([rows, visited.unsqueeze(1).view(rows.dtype)], 1)
             everyone = mine.new_empty(self._ranks, *mine.shape)
             works = [dist.all_gather(list(everyone.unbind(0)), mine, group=self._group, async_op=True)]
-            self._flying.append((self._start, works, everyone[..., :-1], everyone[..., -1:]))
-        self._start += self._size
-        self._known.zero_()
+            self._flying.append((works, everyone, everyone.new_empty(0)))
+        self._sent += self._size
+        left = max(0, self._filled - self._size)
+        self._rows[:left] = self._rows[self._size : self._filled].clone()
+        self._visited[:left] = self._visited[self._size : self._filled].clone()
+        self._visited[left:].fill_(GAP)
+        self._filled = left
         if len(self._flying) > 1:
             self._observe(*self._flying.popleft())
 
-    def _observe(self, start: int, works: list[Any], rows: Tensor, known: Tensor) -> None:
+    def _observe(self, works: list[Any], rows: Tensor, visited: Tensor) -> None:
         """Show a block to the policy pair by pair, worker by worker: the loop of the CD-GraB paper."""
         for work in works:
             work.wait()
-        stop = min(self._size, self._units - start)
-        step = 2 if self._ranks > 1 else ALONE
-        visited = known[:, :, 0].numpy() > 0
-        for at in range(0, stop, step):
+        if not self._sliced:
+            visited = rows[..., self._width :].contiguous().view(torch.int64).squeeze(-1)
+            rows = rows[..., : self._width]
+        units = visited.numpy()
+        for at in range(0, self._size, 2):
             for worker in range(self._ranks):
-                part = slice(at, min(at + step, stop))
-                units, found, seen = self._orders[worker][start:][part], rows[worker, part], visited[worker, part]
-                if not seen.all():
-                    units, found = units[seen], found[torch.from_numpy(seen)]
-                if len(units):
-                    self._policy.observe(Visit(worker, self._epoch, units, found, 1))
+                part = slice(at, at + 2)
+                here = units[worker, part]
+                count = int(np.count_nonzero(here != GAP))  # gaps come last
+                if count:
+                    self._policy.observe(Visit(worker, self._epoch, here[:count], rows[worker, part][:count], 1))
 
     def _total(self, products: np.ndarray) -> np.ndarray:
         summed = torch.from_numpy(np.array(products, np.float64))

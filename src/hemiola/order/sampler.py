@@ -1,39 +1,47 @@
 """`OrderedSampler`: the order policies in one's own training loop.
 
     sampler = hemiola.OrderedSampler(dataset, order="cd-grab")
-    loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
+    loader = sampler.track(DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4))
     with sampler.watch(model):
         for epoch in range(epochs):
             for x, y in loader:
                 ...                     # the loop as it was
 
 An epoch's life: the loop asks for an iterator (``_enter``: all ranks' orders are asked for); the DataLoader draws
-examples, ahead of the loop; the watch tells what was trained on (``trained``), and the rows of whole units go to the
-exchange; when the loop asks for the next iterator the epoch is over (``_leave``).
+examples, ahead of the loop; the watch asks which examples a forward pass was given (``claim``) and tells when they were
+trained on (``trained``), and the rows of whole units go to the exchange; when the loop asks for the next iterator the
+epoch is over (``_leave``). Examples are known by their numbers where the loader is tracked (``tracking.py``) or the
+loop says so (``visiting``), and counted otherwise.
 """
 
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from hemiola.contracts import Order, State
-from hemiola.errors import InputError, SamplerWarning
+from hemiola.errors import InputError
 from hemiola.order.arguments import dataset_size, own_group, place, policy
 from hemiola.order.dealing import Deal, deal, deal_left
+from hemiola.order.epoch import Claim, Epoch
 from hemiola.order.exchange import Exchange
+from hemiola.order.following import Following
+from hemiola.order.notices import Notices, who_draws
 from hemiola.order.sketch import parse_sketch
 from hemiola.order.tally import Tally
+from hemiola.order.tracking import track
 from hemiola.order.watch import Scaler, Watch
+
+Loader = TypeVar("Loader", bound=DataLoader[Any])
 
 log = logging.getLogger("hemiola")
 
@@ -57,7 +65,7 @@ class OrderedSampler(Sampler[int]):
             units of one example and ``fold:1024`` for larger ones.
     """
 
-    KIND, VERSION = "ordered-sampler", 1
+    KIND, VERSION = "ordered-sampler", 2
 
     def __init__(
         self,
@@ -76,14 +84,14 @@ class OrderedSampler(Sampler[int]):
         self.seed, self.drop_last = seed, drop_last
         self._deal = deal(self._examples, self.policy.unit, self._ranks, seed, drop_last)
         self._watch: Watch | None = None
-        self._model: nn.Module | None = None
         self._group: dist.ProcessGroup | None = None
         self._exchange: Exchange | None = None
         self._saved: tuple[State, bool] | None = None  # for the exchange of a watch that is yet to come
         self._directions: list[Tensor] = []
         self._drawing: object = None
-        self._sequence: np.ndarray
-        self._resumed: bool
+        self._unwatched_draws = self._loaded = False
+        self._notices = Notices(self.rank)
+        self._following = Following(self._notices)
         self._announced = False
         self._begin()
         self._enter(0)
@@ -99,25 +107,48 @@ class OrderedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Start the next epoch, or go on with one that was loaded or not trained on; an evaluation starts nothing."""
         # Not a generator: what an iterator means is decided when the loop asks for it, not when it first draws.
-        if self._evaluating():
-            return iter(self._sequence.tolist())
+        if self._following.evaluating():
+            if self._following.untried():
+                self._now.issued = len(self._now)  # it may turn out to be training, of a model in eval mode
+            return iter(self._now.sequence.tolist())
+        self._following.drawn_by = who_draws()
         if self._watch is not None:
             self._watch.settle()
-        if self.position and not self._resumed:
+        whole = self._now.issued == len(self._now)
+        if self._unwatched_draws and (whole or not (self._watch is not None or self._loaded)):
+            self._now.pass_drawn()
+        self._unwatched_draws = False
+        if self._now.done > self._now.start:
             self._leave()
             self._enter(self.epoch + 1)
-        self._resumed, self._issued = False, self.position
+        elif self._watch is not None and whole and not self._watch.seen.evaluations:
+            self._check_learnt()  # all of it was handed out, and none of it has come back
         self._drawing = object()
-        return self._draw(self._drawing)
+        return self._draw(self._drawing, self._now.plan())
 
-    def _draw(self, drawing: object) -> Iterator[int]:
-        for example in self._sequence[self.position :].tolist():
+    def _draw(self, drawing: object, examples: np.ndarray) -> Iterator[int]:
+        for example in examples.tolist():
             if drawing is not self._drawing:
                 return  # left by its loop, but still read ahead
-            self._issued += 1
-            if self._watch is None:
-                self.position += 1
+            self._now.issued += 1
+            self._unwatched_draws |= self._watch is None
             yield example
+
+    @property
+    def _now(self) -> Epoch:
+        return self._following.now
+
+    @property
+    def epoch(self) -> int:
+        """The epoch at hand, from 0."""
+        return self._now.number
+
+    @property
+    def position(self) -> int:
+        """Examples of the epoch that the loop is through with; without a watch, those that were drawn."""
+        if self._watch is None and self._unwatched_draws:
+            return self._now.issued
+        return self._now.done
 
     def set_epoch(self, epoch: int) -> None:
         """Accepted, because frameworks call it; epochs advance by themselves, so it changes nothing."""
@@ -125,27 +156,37 @@ class OrderedSampler(Sampler[int]):
             raise InputError(f"the epoch must be a whole number of at least 0, got {epoch!r}")
 
     def telemetry(self) -> State:
-        """Numbers for a log: ``epoch``, and the policy's ``herding`` bound and ``skipped`` pairs where it has them."""
-        return {"epoch": self.epoch, **self.policy.telemetry()}
+        """Numbers for a log.
+
+        ``epoch``; of that epoch so far the examples ``handed_out`` (workers read ahead of the loop), ``trained_on`` and
+        ``learnt_from``, whose gradients the policy was shown; and what the policy tells, such as its ``herding`` bound
+        and ``skipped`` pairs.
+        """
+        if self._watch is not None:
+            self._watch.settle()
+        now = self._now
+        counts = {"handed_out": now.issued, "trained_on": now.trained, "learnt_from": now.learnt}
+        return {"epoch": self.epoch, **counts, **self.policy.telemetry()}
 
     # ----------------------------------------------------------------------------------------------------- epochs
 
     def _enter(self, epoch: int, remainder: np.ndarray | None = None) -> None:
         """Start an epoch: ask for the orders of all ranks; or take what another number of ranks has left of one."""
-        self.epoch, self.position, self._issued, self._largest = epoch, 0, 0, 0
-        self._resumed = self._strange = self._checked = False
-        self._remainder = remainder
+        self._remainder, self._loaded = remainder, False
         self._tally = Tally(self.policy.unit, self._deal.shards.shape[1])
+        self._ordered_done = 0
         if remainder is not None:
-            self._orders, self._sequence, self._observed = [], remainder[self.rank], False
-            return
-        self._orders = [self.policy.sequence(worker, epoch) for worker in range(self._ranks)]
-        self._sequence = self._deal.examples(self.rank, self._orders[self.rank])
-        self._observed = self.policy.wants(self.rank, epoch)
-        if self._exchange is not None:
-            self._exchange.begin(epoch, self._orders)
-        if self._watch is not None and self._observed:
-            self._watch.refresh()
+            self._orders, self._observed = [], False
+            self._following.enter(Epoch(epoch, remainder[self.rank]))
+        else:
+            self._orders = [self.policy.sequence(worker, epoch) for worker in range(self._ranks)]
+            self._observed = self.policy.wants(self.rank, epoch)
+            self._following.enter(Epoch(epoch, self._deal.examples(self.rank, self._orders[self.rank])))
+            if self._exchange is not None:
+                self._exchange.begin(epoch)
+        if self._watch is not None:
+            self._now.watched = True
+            self._watch.refresh(self._observed)
 
     def _leave(self) -> None:
         """End an epoch: make sure that every rank's policy has seen the same."""
@@ -156,22 +197,47 @@ class OrderedSampler(Sampler[int]):
         log.info("order: epoch %d is over%s", self.epoch, f": {numbers}" if numbers else "")
 
     def _check(self) -> None:
-        """Once per epoch: were the examples that the sampler handed out trained on, each once?"""
-        missing = self._issued - self.position
-        whole = self.position > 0 and self._issued == len(self._sequence)
-        if self._watch is None or self._strange or self._checked or not whole or missing < max(self._largest, 1):
+        """At an epoch's end: does what was handed out agree with what was trained on, and was anything learnt?"""
+        now, whole = self._now, self._now.issued == len(self._now)
+        if self._watch is None:
+            if whole and self._observed and not now.watched:
+                self._notices.unwatched(now, self._facts()["order"])
             return
-        self._checked = True
-        warnings.warn(
-            f"{missing} of the {self._issued} examples rank {self.rank}'s sampler handed out in epoch {self.epoch} "
-            "were not trained on. If you did not leave the loop early, a framework has sharded the sampler a second "
-            "time: tell it not to (Lightning: use_distributed_sampler=False; Accelerate: do not prepare the loader)",
-            SamplerWarning,
-            stacklevel=4,
-        )
+        missing = now.issued - now.done - self._watch.pending
+        if not self._following.tracked and now.done > now.start and not now.spoilt:
+            if whole and (missing >= max(now.largest, 1) or (missing > 0 and now.uneven)):
+                self._notices.missing(now, missing, tracked=False)
+            elif not whole and (now.unused or now.uneven):
+                self._notices.uncertain(now)
+        self._check_learnt()
 
-    def _evaluating(self) -> bool:
-        return self._model is not None and not (self._model.training and torch.is_grad_enabled())
+    def _check_learnt(self) -> None:
+        now, watch = self._now, self._watch
+        assert watch is not None
+        assert self._following.model is not None
+        used = now.trained > 0 or (now.issued == len(now) and not watch.seen.evaluations)
+        if self._observed and used and not now.learnt and not now.spoilt and not watch.pending:
+            self._notices.learnt_nothing(now, watch, self._following.model)
+
+    # ------------------------------------------------------------------------------------- which batch is at hand
+
+    def track(self, loader: Loader) -> Loader:
+        """Let example numbers travel with the batches of a DataLoader that draws from this sampler.
+
+        From now on it is known which examples a forward pass was given, whatever was skipped, dropped by collate,
+        reordered or prefetched. The batches do not change, and neither does the loader, which is returned. Track a
+        loader when it is made, before it is asked for an iterator.
+        """
+        track(loader, self._following)
+        self._following.tracked = True
+        return loader
+
+    def visiting(self, examples: Iterable[int] | Tensor) -> None:
+        """Say which examples the next forward passes are given, in this order, until something else is said or yielded.
+
+        For loops that prefetch or put batches together in a way of their own; call it right before the forward pass.
+        """
+        self._following.visiting(examples)
 
     # -------------------------------------------------------------------------------------- what the watch reports
 
@@ -186,6 +252,15 @@ class OrderedSampler(Sampler[int]):
         """
         return _Watching(self, model, scaler)
 
+    def attach(self, model: nn.Module, scaler: Scaler | None = None) -> None:
+        """Start what `watch` does in its block, for loops that are no block of code; end it with `detach`."""
+        self._open(model, scaler)
+
+    def detach(self) -> None:
+        """End what `attach` has started. Every rank must call it; nothing happens if nothing is attached."""
+        if self._watch is not None:
+            self._close(failed=False)
+
     def _open(self, model: nn.Module, scaler: Scaler | None) -> None:
         if self._watch is not None:
             raise InputError("this sampler already watches a model; leave that `with` block first")
@@ -193,7 +268,10 @@ class OrderedSampler(Sampler[int]):
         if spec is not None and self._ranks > 1 and self._group is None:
             self._group = own_group(self._ranks)
         share = None if self._group is None else self._broadcast
-        self._watch, self._model = Watch(model, spec, self.seed, self, scaler, share), model
+        self._watch = Watch(model, spec, self.seed, self, scaler, share, self._following.modes)
+        self._following.model = model
+        self._watch.refresh(False)
+        self._now.watched = True
         try:
             self._connect()
         except InputError:
@@ -211,7 +289,7 @@ class OrderedSampler(Sampler[int]):
         finally:
             self._directions = self._watch.directions() or self._directions
             self._watch.close()
-            self._watch = self._model = None
+            self._watch = self._following.model = None
 
     def _connect(self) -> None:
         """Give the watch its exchange, and what a state or an earlier watch has left for it."""
@@ -222,7 +300,7 @@ class OrderedSampler(Sampler[int]):
             units, sliced = self._deal.shards.shape[1], self.policy.sketch == "exact"
             width, dtype = self._watch.width, self._watch.dtype
             self._exchange = Exchange(self.policy, self._ranks, units, width, dtype, self._group, sliced)
-            self._exchange.begin(self.epoch, self._orders)
+            self._exchange.begin(self.epoch)
             if self._saved is not None:
                 self._exchange.load_state_dict(*self._saved)
         self._saved = None
@@ -233,41 +311,55 @@ class OrderedSampler(Sampler[int]):
         dist.broadcast(shared, src=0, group=self._group)
         return shared
 
-    def fits_units(self, examples: int) -> bool:
-        """Whether the next ``examples`` of the epoch lie in one unit."""
-        return self.position % self.policy.unit + examples <= self.policy.unit
+    def claim(self, given: list[Tensor]) -> Claim:
+        """Called by the watch: which examples is this forward pass given?"""
+        assert self._watch is not None
+        return self._following.claim(given, self._watch.pending)
 
-    def wants_rows(self) -> bool:
-        """Whether the next batch should come with rows."""
-        return self._observed and not self._strange and self.position < self._deal.ordered
+    def fits_units(self, claim: Claim) -> bool:
+        """Called by the watch: do these examples lie in one unit?"""
+        units = self._following.places(claim) // self.policy.unit
+        return len(units) == 0 or bool(units.min() == units.max())
 
-    def trained(self, examples: int, rows: Tensor | None) -> None:
-        """Called by the watch: the next ``examples`` of the epoch were trained on."""
-        start, self.position = self.position, self.position + examples
-        self._largest = max(self._largest, examples)
-        if self.position > self._issued:
-            self._warn_surplus()
-        self.position = min(self.position, len(self._sequence))
-        if rows is None or self._strange or self._exchange is None:
+    def wants_rows(self, claim: Claim) -> bool:
+        """Called by the watch: should these examples come with rows?"""
+        if not self._observed or claim.epoch is not self._now or claim.epoch.spoilt:
+            return False
+        places = self._following.places(claim)
+        return len(places) > 0 and bool(places.min() < self._deal.ordered)
+
+    def unused(self, claim: Claim) -> None:
+        """Called by the watch: these examples were not trained on after all."""
+        claim.epoch.unused += 1
+
+    def trained(self, claim: Claim, rows: Tensor | None) -> None:
+        """Called by the watch: these examples were trained on."""
+        self._unwatched_draws = self._loaded = False
+        epoch = claim.epoch
+        places, done = self._following.trained(claim)
+        fresh = epoch.train(places, claim.examples) & (places < self._deal.ordered)
+        if epoch is not self._now or not self._observed or self._exchange is None:
             return
-        if not self._announced:
-            assert self._watch is not None
+        if rows is None or epoch.spoilt:
+            rows, places = None, places[:0]
+        elif not fresh.all():
+            places, rows = places[fresh], rows if len(rows) == 1 else rows[torch.from_numpy(fresh)]
+        self._learn(places, rows, done[done < self._deal.ordered])
+
+    def _learn(self, places: np.ndarray, rows: Tensor | None, done: np.ndarray) -> None:
+        assert self._exchange is not None
+        assert self._watch is not None
+        order, unit = self._orders[self.rank], self.policy.unit
+        if rows is not None and not self._announced:
             self._announced = True
             log.info("order: balancing %s on %s", self.policy.sketch, self._watch.method)
-        for at, means in self._tally.add(start, examples, rows.detach().cpu()):
-            self._exchange.put(at, means)
-
-    def _warn_surplus(self) -> None:
-        if not self._strange:
-            warnings.warn(
-                f"rank {self.rank}'s model was trained on {self.position} examples in epoch {self.epoch}, but its "
-                f"sampler has handed out only {self._issued}. Either a framework has replaced the sampler (Lightning: "
-                "use_distributed_sampler=False), or the loop runs the model several times per batch. This epoch is not "
-                "balanced",
-                SamplerWarning,
-                stacklevel=2,
-            )
-        self._strange = True
+        self._now.learnt += len(places)
+        self._ordered_done += len(done)
+        means = None if rows is None else rows.detach().cpu()
+        complete = self._tally.add(order[places // unit], means, order[done // unit])
+        if complete is not None:
+            self._exchange.put(*complete)
+        self._exchange.advance(self._ordered_done // unit)
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -280,6 +372,8 @@ class OrderedSampler(Sampler[int]):
         if self._watch is not None:
             self._watch.settle()
             self._directions = self._watch.directions() or self._directions
+        elif self._unwatched_draws:
+            self._now.pass_drawn()
         exchange = None if self._saved is None else self._saved[0]
         if self._exchange is not None:
             self._exchange.collect()
@@ -291,7 +385,8 @@ class OrderedSampler(Sampler[int]):
             "ranks": self._ranks,
             "rank": self.rank,
             "epoch": self.epoch,
-            "position": self.position,
+            "position": self._now.done,
+            "progress": self._now.state_dict(),
             "shards": torch.from_numpy(self._deal.shards.copy()),
             "rests": torch.from_numpy(self._deal.rests.copy()),
             "remainder": None if self._remainder is None else torch.from_numpy(self._remainder.copy()),
@@ -329,18 +424,23 @@ class OrderedSampler(Sampler[int]):
         if ranks == self._ranks:
             self._deal = dealt
             self._enter(epoch, remainder)
-            self.position, self._resumed = position, position < len(self._sequence)
+            self._now.load_state_dict(state["progress"], own)
+            self._loaded = True
+            if position == len(self._now):
+                self._now.start = 0  # it is over, and the next iterator is the next epoch
+            self._ordered_done = self._now.ordered_done(self._deal.ordered)
             if own:
                 self._tally.load_state_dict(state["tally"])
             if state["exchange"] is not None:
                 self._saved = state["exchange"], own
         else:
-            self._take_over(dealt, epoch, position, remainder)
+            self._take_over(dealt, epoch, state, remainder)
         if self._watch is not None:
             self._connect()
 
-    def _take_over(self, dealt: Deal, epoch: int, position: int, remainder: np.ndarray | None) -> None:
+    def _take_over(self, dealt: Deal, epoch: int, state: State, remainder: np.ndarray | None) -> None:
         """Go on with what another number of ranks has left."""
+        position = int(state["position"])
         whole = position >= (dealt.length if remainder is None else remainder.shape[1])
         if remainder is None:
             # A finished epoch has decided the next orders, unless other ranks hold a part of what decides.
@@ -351,7 +451,11 @@ class OrderedSampler(Sampler[int]):
                 orders = [self.policy.sequence(worker, decided) for worker in range(dealt.ranks)]
         else:
             orders = [self.policy.sequence(worker, epoch + 1) for worker in range(dealt.ranks)]
-        left = deal_left(remainder[:, position:], self._ranks, self.drop_last)
+        lefts = remainder[:, position:].copy()
+        saved = Epoch(epoch, remainder[state["rank"]])
+        saved.load_state_dict(state["progress"], own=True)
+        lefts[state["rank"]] = saved.left()  # of the other ranks it is known only how far they are
+        left = deal_left(lefts, self._ranks, self.drop_last)
         self._deal, orders = dealt.again(self._examples, self._ranks, orders, self.drop_last)
         self._begin()
         if hasattr(self.policy, "adopt"):

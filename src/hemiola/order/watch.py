@@ -1,8 +1,7 @@
 """What a training loop trained on, told by hooks on its model.
 
-A batch counts when a gradient comes back through a forward pass made in training mode with gradients enabled; an
-evaluation pass, or a loss that is only looked at, does not. The DataLoader runs ahead of the loop, so what counts is
-the order of these passes, not what the sampler has handed out.
+A batch counts when a gradient comes back through a forward pass; an evaluation pass, or a loss that is only looked at,
+does not. Which examples a pass was given is the sampler's to say (`Trainee.claim`).
 
 Rows come from one of two places. Ghosts, and whole gradients where a batch holds several units, come from **each
 example**, by the hooks of ``ghost.py``. Where a batch lies within one unit, whole gradients come from the
@@ -12,7 +11,8 @@ DistributedDataParallel averages it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +20,34 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from hemiola.errors import InputError
+from hemiola.order.attribution import checking
+from hemiola.order.epoch import Claim
 from hemiola.order.ghost import Recorder, Recording, Share
 from hemiola.order.hooks import Hook
 from hemiola.order.layers import working_type
 from hemiola.order.sketch import Exact, Fold, SketchSpec, build_sketch
+from hemiola.order.tracking import tensors_in
+
+
+@dataclass
+class Seen:
+    """What a watch saw in an epoch.
+
+    Attributes:
+        passes: Forward passes with gradients enabled.
+        evaluations: Other forward passes.
+        mute: Type of an output in which no tensor with a gradient was found.
+        summed: Whether one backward pass carried several batches, whose gradients could not be told apart.
+        unhooked: Whether a gradient came back through the model but to none of its layers.
+        versions: Of the parameters, when the epoch started.
+    """
+
+    passes: int = 0
+    evaluations: int = 0
+    mute: str = ""
+    summed: bool = False
+    unhooked: bool = False
+    versions: int = 0
 
 
 class Scaler(Protocol):
@@ -35,22 +59,29 @@ class Scaler(Protocol):
 class Trainee(Protocol):
     """Who wants to know; implemented by the sampler."""
 
-    def fits_units(self, examples: int) -> bool:
-        """Whether the next batch, of this many examples, lies within one unit."""
+    def claim(self, given: list[Tensor]) -> Claim:
+        """A forward pass was given these tensors: which examples are they?"""
 
-    def wants_rows(self) -> bool:
-        """Whether the next batch should come with rows."""
+    def fits_units(self, claim: Claim) -> bool:
+        """Whether these examples lie within one unit."""
 
-    def trained(self, examples: int, rows: Tensor | None) -> None:
-        """The next ``examples`` were trained on; their rows, or one row for all of them, or None."""
+    def wants_rows(self, claim: Claim) -> bool:
+        """Whether these examples should come with rows."""
+
+    def trained(self, claim: Claim, rows: Tensor | None) -> None:
+        """These examples were trained on; their rows, or one row for all of them, or None."""
+
+    def unused(self, claim: Claim) -> None:
+        """No gradient came back through the forward pass of these examples."""
 
 
 class _Pass:
-    """One forward pass in training mode."""
+    """One forward pass with gradients enabled."""
 
-    def __init__(self, examples: int, scale: float) -> None:
-        self.examples, self.scale = examples, scale
+    def __init__(self, claim: Claim, scale: float, training: bool) -> None:
+        self.claim, self.examples, self.scale, self.training = claim, claim.examples, scale, training
         self.reached = False
+        self.blurred = False
         self.recording: Recording | None = None
         self.gradients: dict[int, Tensor] | None = None
 
@@ -65,10 +96,12 @@ class Watch:
         trainee: Told what was trained on.
         scaler: The loop's GradScaler, if it has one.
         share: Makes ghost directions common to all ranks.
+        modes: The modes (training or not) in which the model was trained so far; added to.
 
     Attributes:
         width: k, numbers per row.
         dtype: Of the rows.
+        seen: What happened since `refresh`, to name the cause if nothing was learnt.
     """
 
     def __init__(
@@ -79,6 +112,7 @@ class Watch:
         trainee: Trainee,
         scaler: Scaler | None,
         share: Share | None,
+        modes: set[bool] | None = None,
     ) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
@@ -86,7 +120,12 @@ class Watch:
         self._model, self._spec, self._seed, self._trainee = model, spec, seed, trainee
         self._scaler, self._share = scaler, share
         self._parameters = parameters
+        self._modes = set() if modes is None else modes
         self._passes: list[_Pass] = []
+        self._current: _Pass | None = None  # between its start and its end
+        self._backward: list[_Pass] = []  # whose gradients the backward pass under way carries
+        self._task = -1
+        self.seen = Seen()
         self._fold: Exact | Fold | None = None
         self._verified = spec is not None and spec.kind == "ghost"
         self._told = False
@@ -133,12 +172,28 @@ class Watch:
         done, self._passes = self._passes[: reached[-1] + 1], self._passes[reached[-1] + 1 :]
         for each in done:
             if each.reached:
-                self._trainee.trained(each.examples, self._rows(each))
+                self._modes.add(each.training)
+                self._trainee.trained(each.claim, self._rows(each))
+            else:
+                self._trainee.unused(each.claim)
 
-    def refresh(self) -> None:
-        """An epoch starts: find new ghost directions."""
-        if self.recorder is not None:
+    @property
+    def pending(self) -> int:
+        """Examples of forward passes that may still get their backward pass."""
+        return sum(each.examples for each in self._passes)
+
+    def refresh(self, observed: bool) -> None:
+        """An epoch starts: find new ghost directions if it is ``observed``."""
+        self.seen = Seen(versions=self._versions())
+        if self.recorder is not None and observed:
             self.recorder.refresh()
+
+    def updated(self) -> bool:
+        """Whether the model's parameters have changed since `refresh`."""
+        return self._versions() != self.seen.versions
+
+    def _versions(self) -> int:
+        return sum(p._version for p in self._parameters)
 
     def directions(self) -> list[Tensor]:
         """The ghost directions in use; empty where there are none."""
@@ -164,25 +219,30 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
-    @property
-    def _training(self) -> bool:
-        return self._model.training and torch.is_grad_enabled()
-
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if checking():
+            return
+        self._current = None
         if self.recorder is not None:
             self.recorder.recording = None
-        if not self._training:
+        if self._task == _graph_task() != -1:
+            return  # a checkpointed model computes itself again; the pass that its backward has reached is the one
+        training = self._model.training
+        # A model that is trained in eval mode, to freeze its statistics, has never been trained in the other mode.
+        if not torch.is_grad_enabled() or (not training and True in self._modes):
+            self.seen.evaluations += 1
             return
         self.settle()
-        first = _first_tensor((args, kwargs), lambda x: x.dim() > 0)
-        if first is None:
+        given = tensors_in((args, kwargs))
+        if not given:
             raise InputError("the watched model was called without a tensor; its first one tells the batch size")
         scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-        each = _Pass(len(first), scale)
+        each = self._current = _Pass(self._trainee.claim(given), scale, training)
+        self.seen.passes += 1
         self._passes.append(each)
-        if self._spec is None or not self._trainee.wants_rows():
+        if self._spec is None or not self._trainee.wants_rows(each.claim):
             return
-        if self._spec.kind == "ghost" or not (self._trainee.fits_units(each.examples) or self._blurs(each.examples)):
+        if self._spec.kind == "ghost" or not (self._trainee.fits_units(each.claim) or self._blurs(each.examples)):
             assert self.recorder is not None
             each.recording = self.recorder.start(each.examples)
         if self._spec.kind != "ghost" and not (each.recording is not None and self._verified):
@@ -190,15 +250,23 @@ class Watch:
             each.gradients = {}
 
     def _after(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not (self._training and self._passes):
+        if checking() or self._current is None:
             return
-        each = self._passes[-1]
-        answer = _first_tensor(output, lambda x: x.requires_grad)
-        if answer is not None:
+        each, self._current = self._current, None
 
-            def reached(_: Tensor) -> None:
-                each.reached = True
+        def reached(_: Tensor) -> None:
+            if checking():
+                return
+            each.reached = True
+            if _graph_task() != self._task:
+                self._task, self._backward = _graph_task(), []
+            if each not in self._backward:
+                self._backward.append(each)
 
+        answers = {id(x): x for x in _objects(output) if isinstance(x, Tensor) and x.requires_grad}
+        if not answers:
+            self.seen.mute = type(output).__name__
+        for answer in answers.values():
             answer.register_hook(reached)  # type: ignore[no-untyped-call]
 
     def _blurs(self, examples: int) -> bool:
@@ -227,20 +295,30 @@ class Watch:
 
     def _arrival(self, number: int) -> Callable[[Tensor], None]:
         def arrived(gradient: Tensor) -> None:
-            found = self._passes[-1].gradients if self._passes else None
-            if found is not None:
-                found[number] = found[number] + gradient if number in found else gradient
+            if checking():
+                return
+            if len(self._backward) > 1:  # the gradient of a sum of losses: no pass has a share of its own
+                for each in self._backward:
+                    each.blurred = True
+            for each in self._backward[:1]:
+                found = each.gradients
+                if found is not None:
+                    found[number] = found[number] + gradient if number in found else gradient
 
         return arrived
 
     def _rows(self, each: _Pass) -> Tensor | None:
         if each.recording is None or self.recorder is None:
+            if each.blurred and each.gradients is not None:
+                self.seen.summed = True
+                return None
             gradient = self._gradient(each)
             return None if gradient is None else gradient.div_(each.scale)
         if not each.recording.reached:
+            self.seen.unhooked = True
             return None
         rows = self.recorder.rows(each.recording)
-        if not self._verified:
+        if not self._verified and not each.blurred:
             self._verify(rows, self._gradient(each))
         # The loss is a mean over the batch, so each signal is 1/N of what the example's own loss would send back.
         return rows.mul_(each.examples / each.scale)
@@ -269,17 +347,22 @@ class Watch:
         self._verified = True
 
 
-def _first_tensor(found: Any, good: Callable[[Tensor], bool]) -> Tensor | None:
-    """The first good tensor in nested containers, in the order they are written."""
-    if isinstance(found, Tensor):
-        return found if good(found) else None
-    inside: Iterable[Any] = ()
-    if isinstance(found, Mapping):
-        inside = found.values()
+def _graph_task() -> int:
+    """The backward pass under way, or -1."""
+    task: int = torch._C._current_graph_task_id()
+    return task
+
+
+def _objects(found: Any, depth: int = 0) -> Iterator[Any]:
+    """What a model's output holds: containers, dataclasses and other objects, a few levels deep."""
+    if isinstance(found, Tensor) or depth > 6:
+        yield found
+    elif isinstance(found, Mapping):
+        for each in found.values():
+            yield from _objects(each, depth + 1)
     elif isinstance(found, tuple | list):
-        inside = found
-    for each in inside:
-        answer = _first_tensor(each, good)
-        if answer is not None:
-            return answer
-    return None
+        for each in found:
+            yield from _objects(each, depth + 1)
+    elif hasattr(found, "__dict__") and not isinstance(found, nn.Module | type):
+        for each in vars(found).values():
+            yield from _objects(each, depth + 1)
