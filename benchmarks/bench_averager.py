@@ -11,10 +11,10 @@ import torch
 from ratio import Ratio, compare
 from torch import nn
 
+from hemiola.loops.averager import Averager
 from hemiola.period import Constant
-from hemiola.period.averager import Averager
-from hemiola.period.wire import WIRES, Codec, quantiser
 from hemiola.streams import torch_stream
+from hemiola.wire.codec import WIRES, Codec, quantiser
 
 
 def ratios() -> Iterator[Ratio]:

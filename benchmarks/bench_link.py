@@ -112,8 +112,8 @@ def rank_main(out: Path) -> None:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
+    from hemiola.loops.averager import Averager
     from hemiola.period import Constant
-    from hemiola.period.averager import Averager
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

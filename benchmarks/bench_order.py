@@ -14,9 +14,9 @@ import torch
 from ratio import Ratio, compare
 
 from hemiola.contracts import Visit
+from hemiola.gradients.sketch import Fold
 from hemiola.order import CDGraB
 from hemiola.order.balance import Sums, balance
-from hemiola.order.sketch import Fold
 
 DIMENSION, WIDTH, PAIRS = 62_006, 1024, 64
 

@@ -18,21 +18,21 @@ import torch
 from ratio import Ratio, Skip, seconds
 from torch import Tensor, nn
 
-from hemiola.clusters.actors import RayCluster
-from hemiola.clusters.ray_engine import Engine
-from hemiola.clusters.ray_factory import RayFactory
-from hemiola.clusters.ray_roster import Roster
-from hemiola.clusters.ray_worker import THREADS, Errand, Setup, Worker
+from hemiola.clusters.ray.cluster import RayCluster
+from hemiola.clusters.ray.engine import Engine
+from hemiola.clusters.ray.factory import RayFactory
+from hemiola.clusters.ray.roster import Roster
+from hemiola.clusters.ray.worker import THREADS, Errand, Setup, Worker
 from hemiola.clusters.stints import Finished
 from hemiola.contracts import Batch, Stint
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
+from hemiola.lab.tasks.task import Task
 from hemiola.optimizers import Optimizer
 from hemiola.pace import KAsync, KSync
-from hemiola.pace.delays import parse_delay
-from hemiola.pace.theory import mean_staleness, update_time
-from hemiola.period.exchange import Exchange
-from hemiola.tasks.task import Task
+from hemiola.timing.delays import parse_delay
+from hemiola.timing.theory import mean_staleness, update_time
 from hemiola.training import Training
+from hemiola.wire.exchange import Exchange
 
 WORKERS, K = 4, 2
 SIZES = {"1 k": (1_000, 50, ">= 0.8"), "1 M": (1_000_000, 10, ">= 0.9"), "10 M": (10_000_000, 3, ">= 0.9")}

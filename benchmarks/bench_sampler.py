@@ -20,8 +20,8 @@ from ratio import Ratio
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Dataset
 
+from hemiola.loops.sampler import OrderedSampler
 from hemiola.order import CDGraB
-from hemiola.order.sampler import OrderedSampler
 
 BATCH, BATCHES, ROUNDS = 64, 156, 5
 

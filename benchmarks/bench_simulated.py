@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from ratio import Ratio, Skip, compare
 
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
 from hemiola.training import Training
 
 UPDATES = 60

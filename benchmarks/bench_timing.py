@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ratio import Ratio, compare, seconds
 
-from hemiola.clusters.timing import simulate_timing
 from hemiola.pace import PACES
-from hemiola.pace.delays import DelayStreams, parse_delay
+from hemiola.timing.delays import DelayStreams, parse_delay
+from hemiola.timing.simulate import simulate_timing
 
 DELAY = parse_delay("shifted-exponential(1, 1)")
 

@@ -33,7 +33,7 @@ def ratios() -> Iterator[Ratio]:
 
 def _start(folder: Path, width: int) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hemiola.runs.ranks"])
+    context.set_forkserver_preload(["hemiola.lab.ranks"])
     arguments = [(str(folder), width, rank) for rank in range(RANKS)]
     processes = [
         context.Process(target=runpy.run_path, args=(__file__, {"ARGUMENTS": one}, "__rank__")) for one in arguments
@@ -50,8 +50,8 @@ def _measure(folder: Path, width: int, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from hemiola.clusters.collective_group import Place, join, leave
-    from hemiola.experiment import Experiment
+    from hemiola.clusters.torch.group import Place, join, leave
+    from hemiola.lab.experiment import Experiment
     from hemiola.training import Training
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -7,7 +7,7 @@ or `task = { name = "own_task:wine", hidden = 8 }`: the function's keyword argum
 import torch
 from sklearn.datasets import load_wine
 
-from hemiola.tasks import Task
+from hemiola.lab.tasks import Task
 
 
 def wine(hidden: int = 16) -> Task:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])

@@ -54,7 +54,7 @@ def test_mypy_sees_real_types_and_a_misspelt_name(tmp_path):
     user.write_text(USER)
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(user)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
-    assert 'Revealed type is "hemiola.order.sampler.OrderedSampler"' in found
+    assert 'Revealed type is "hemiola.loops.sampler.OrderedSampler"' in found
     assert 'Revealed type is "hemiola.period.schedules.Constant"' in found
     assert 'Module has no attribute "Avarager"' in found
     assert 'has incompatible type "str"; expected "int"' in found

@@ -8,14 +8,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hemiola.clusters.predict import predict as predict
-    from hemiola.clusters.timing import simulate_timing as simulate_timing
     from hemiola.contracts import Cluster as Cluster
     from hemiola.contracts import Order as Order
     from hemiola.contracts import Pace as Pace
     from hemiola.contracts import Period as Period
     from hemiola.errors import InputError as InputError
     from hemiola.errors import SamplerWarning as SamplerWarning
+    from hemiola.lab.api import train as train
+    from hemiola.lab.compared import Results as Results
+    from hemiola.lab.report import write_figure as write_figure
+    from hemiola.lab.report import write_report as write_report
+    from hemiola.lab.results import Result as Result
+    from hemiola.lab.tasks import Task as Task
+    from hemiola.lab.tasks import load_task as load_task
+    from hemiola.loops.averager import Averager as Averager
+    from hemiola.loops.loader import OrderedLoader as OrderedLoader
+    from hemiola.loops.peers import RankLostError as RankLostError
+    from hemiola.loops.sampler import OrderedSampler as OrderedSampler
     from hemiola.order import CDGraB as CDGraB
     from hemiola.order import GraB as GraB
     from hemiola.order import IDGraB as IDGraB
@@ -23,8 +32,6 @@ if TYPE_CHECKING:
     from hemiola.order import InOrder as InOrder
     from hemiola.order import RandomReshuffling as RandomReshuffling
     from hemiola.order import ShuffleOnce as ShuffleOnce
-    from hemiola.order.loader import OrderedLoader as OrderedLoader
-    from hemiola.order.sampler import OrderedSampler as OrderedSampler
     from hemiola.pace import KAsync as KAsync
     from hemiola.pace import KBatchAsync as KBatchAsync
     from hemiola.pace import KBatchSync as KBatchSync
@@ -36,22 +43,15 @@ if TYPE_CHECKING:
     from hemiola.period import Decreasing as Decreasing
     from hemiola.period import Full as Full
     from hemiola.period import PostLocal as PostLocal
-    from hemiola.period.averager import Averager as Averager
-    from hemiola.period.roster import RankLostError as RankLostError
-    from hemiola.report import write_figure as write_figure
-    from hemiola.report import write_report as write_report
-    from hemiola.runs import Result as Result
-    from hemiola.runs import Results as Results
-    from hemiola.runs import train as train
-    from hemiola.tasks import Task as Task
-    from hemiola.tasks import load_task as load_task
+    from hemiola.timing.predict import predict as predict
+    from hemiola.timing.simulate import simulate_timing as simulate_timing
 
 __version__ = "0.1.0"
 
 # Every name above and where it comes from; a test keeps the two lists the same.
 _PUBLIC = {
     "Adaptive": "hemiola.period",
-    "Averager": "hemiola.period.averager",
+    "Averager": "hemiola.loops.averager",
     "Budget": "hemiola.period",
     "CDGraB": "hemiola.order",
     "Cluster": "hemiola.contracts",
@@ -68,25 +68,25 @@ _PUBLIC = {
     "KBatchSync": "hemiola.pace",
     "KSync": "hemiola.pace",
     "Order": "hemiola.contracts",
-    "OrderedLoader": "hemiola.order.loader",
-    "OrderedSampler": "hemiola.order.sampler",
+    "OrderedLoader": "hemiola.loops.loader",
+    "OrderedSampler": "hemiola.loops.sampler",
     "Pace": "hemiola.contracts",
     "Period": "hemiola.contracts",
     "PostLocal": "hemiola.period",
     "QSR": "hemiola.period",
     "RandomReshuffling": "hemiola.order",
-    "RankLostError": "hemiola.period.roster",
-    "Result": "hemiola.runs",
-    "Results": "hemiola.runs",
+    "RankLostError": "hemiola.loops.peers",
+    "Result": "hemiola.lab.results",
+    "Results": "hemiola.lab.compared",
     "SamplerWarning": "hemiola.errors",
     "ShuffleOnce": "hemiola.order",
-    "Task": "hemiola.tasks",
-    "load_task": "hemiola.tasks",
-    "predict": "hemiola.clusters.predict",
-    "simulate_timing": "hemiola.clusters.timing",
-    "train": "hemiola.runs",
-    "write_figure": "hemiola.report",
-    "write_report": "hemiola.report",
+    "Task": "hemiola.lab.tasks",
+    "load_task": "hemiola.lab.tasks",
+    "predict": "hemiola.timing.predict",
+    "simulate_timing": "hemiola.timing.simulate",
+    "train": "hemiola.lab.api",
+    "write_figure": "hemiola.lab.report",
+    "write_report": "hemiola.lab.report",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -9,7 +9,7 @@ def main() -> None:
     """Run the command line, or say in one line that it is not installed."""
     try:
         with naming_the_extra("the command line"):
-            from hemiola import cli
+            from hemiola.lab import cli
     except MissingExtraError as error:
         print(f"hemiola: {error}", file=sys.stderr)
         sys.exit(2)

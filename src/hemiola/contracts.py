@@ -1,6 +1,6 @@
 """The contracts: what a policy, a task and a cluster are. Read this file first.
 
-One loop (``training.py``) drives three policies on any cluster::
+One loop (``training/loop.py``) drives three policies on any cluster::
 
     worker:  read weights (version v) -- p local steps over its next units -- report(change, v, sketches, loss) --+
                ^                          + period says p     + order says which                                  |
@@ -372,7 +372,7 @@ class Work(Protocol):
     """Where a cluster gets stints from; implemented once, by the training loop."""
 
     def assign(self, worker: int) -> Stint | None:
-        """The next stint of a worker, at the current version; None while it has to rest (see ``training.py``)."""
+        """The next stint of a worker, at the current version; None while it has to rest (see ``training/loop.py``)."""
 
     def give_back(self, stint: Stint) -> None:
         """Return the units of a stint that was not used to the head of the worker's queue."""

@@ -10,7 +10,7 @@ import numpy as np
 from hemiola.contracts import Cluster, Order, Pace, Period, Task, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
-from hemiola.period.exchange import Exchange
+from hemiola.wire.exchange import Exchange
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from hemiola.clusters import sketch_cost
-from hemiola.clusters.clockwork import Clockwork
-from hemiola.clusters.link import Link, gather_bytes
-from hemiola.clusters.sketch_cost import USUAL, USUAL_WHOLE, Charge, measured_factor
+from hemiola.clusters.simulated import sketch_cost
+from hemiola.clusters.simulated.clockwork import Clockwork
+from hemiola.clusters.simulated.sketch_cost import USUAL, USUAL_WHOLE, Charge, measured_factor
 from hemiola.contracts import Batch, Stint
 from hemiola.errors import InputError
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
+from hemiola.lab.tasks import Task, load_task
 from hemiola.pace import PACES
-from hemiola.pace.delays import DelayStreams, parse_delay
-from hemiola.tasks import Task, load_task
+from hemiola.timing.delays import DelayStreams, parse_delay
+from hemiola.timing.link import Link, gather_bytes
 from hemiola.training import Training
 
 # 1500 digits, 650 weights: a change has 2600 bytes; a unit folded to 10 numbers has 40, a batch of 50 units 2000.

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from hemiola.clusters.ray_worker import Errand, Momentum, Outcome, Setup, Worker, pack_errand, unpack_outcome
+from hemiola.clusters.ray.worker import Errand, Momentum, Outcome, Setup, Worker, pack_errand, unpack_outcome
 from hemiola.contracts import Batch, Stint
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
 from hemiola.optimizers import Optimizer
-from hemiola.period.exchange import Exchange
+from hemiola.wire.exchange import Exchange
 
 LONG = 60.0  # seconds nobody wants to wait for
 

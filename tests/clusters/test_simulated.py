@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from hemiola.clusters.stints import StintRunner
-from hemiola.clusters.timing import simulate_timing
 from hemiola.contracts import Batch, Stint
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
+from hemiola.lab.tasks import Task, load_task
 from hemiola.optimizers import Optimizer
 from hemiola.pace import PACES
-from hemiola.pace.delays import parse_delay
-from hemiola.tasks import Task, load_task
+from hemiola.timing.delays import parse_delay
+from hemiola.timing.simulate import simulate_timing
 from hemiola.training import Training
 
 DELAY = "shifted-exponential(1, 1)"

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hemiola.clusters.collective_group import Place, join, leave
-from hemiola.experiment import Experiment
-from hemiola.runs.ranks import RankWatch, torch_factory, train_as_rank
-from hemiola.runs.store import load_checkpoint, save_checkpoint
-from hemiola.tasks import Task
+from hemiola.clusters.torch.group import Place, join, leave
+from hemiola.lab.experiment import Experiment
+from hemiola.lab.ranks import RankWatch, torch_factory, train_as_rank
+from hemiola.lab.store import load_checkpoint, save_checkpoint
+from hemiola.lab.tasks import Task
 from hemiola.training import Training
 
 FILE = Path(__file__)
@@ -83,7 +83,7 @@ def train_here(job: Job) -> Trained:
 def train_on_ranks(jobs: list[Job], workers: int, meeting: Path) -> list[list[Trained]]:
     """Train all jobs, one after the other, in one group; returns for each job what every rank has."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hemiola.runs.ranks", "torch._dynamo", "sklearn.datasets"])
+    context.set_forkserver_preload(["hemiola.lab.ranks", "torch._dynamo", "sklearn.datasets"])
     meeting.mkdir(exist_ok=True)
     processes = []
     for rank in range(workers):

@@ -19,7 +19,7 @@ from torch_ranks import TASKS, Job, Trained, train_here, train_on_ranks
 
 from hemiola.clusters.table import CLUSTERS as KNOWN
 from hemiola.errors import InputError
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
 
 WORKERS = 2
 REAL = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -77,7 +77,7 @@ def train_all(cluster: str, folder: Path) -> dict[str, Trained]:
 @contextmanager
 def one_ray() -> Iterator[None]:
     """A Ray for all jobs: starting one for each would take most of the time."""
-    from hemiola.clusters.ray_engine import Engine
+    from hemiola.clusters.ray.engine import Engine
 
     engine = Engine(None, WORKERS)
     try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hemiola.errors import InputError
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
 from hemiola.order import ORDERS
 from hemiola.pace import PACES
 from hemiola.period import PERIODS

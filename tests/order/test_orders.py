@@ -151,7 +151,7 @@ def test_blocks_do_not_show():
 def test_every_order_is_an_order(name):
     order = make(name, [6])
     assert isinstance(order, Order)
-    assert order.sketch == ("exact" if name in BALANCED else None)
+    assert order.sketch == ("ghost:4" if name in BALANCED else None)
     assert [order.wants(0, e) for e in range(3)] == [name in BALANCED] * 3
 
 

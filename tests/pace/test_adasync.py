@@ -15,7 +15,7 @@ from hemiola.contracts import Arrivals
 from hemiola.errors import InputError
 from hemiola.pace.adasync import AdaSync, batch_rule, exponential_rule, loss_floor, spacing_rule
 from hemiola.pace.spacings import mean_spacings
-from hemiola.pace.theory import harmonic
+from hemiola.timing.theory import harmonic
 
 
 def test_the_rules_by_hand():

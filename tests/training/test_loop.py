@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from hemiola.experiment import Experiment
+from hemiola.lab.experiment import Experiment
+from hemiola.lab.tasks import Task
 from hemiola.streams import seed_torch
-from hemiola.tasks import Task
 from hemiola.training import Training
 from hemiola.training.loop import HOPELESS
 

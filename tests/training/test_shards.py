@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hemiola.errors import InputError
-from hemiola.tasks import TensorExamples
+from hemiola.lab.tasks import TensorExamples
 from hemiola.training import split_examples
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hemiola.contracts import State, Stint
-from hemiola.period.exchange import Exchange
 from hemiola.streams import torch_stream
+from hemiola.wire.exchange import Exchange
 
 
 class Sender:

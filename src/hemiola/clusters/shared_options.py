@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hemiola.errors import InputError
-from hemiola.pace.delays import DelayStreams, parse_delay
+from hemiola.timing.delays import DelayStreams, parse_delay
 
 
 class Delays:

@@ -23,8 +23,8 @@ from torch.func import functional_call, vmap
 from hemiola.clusters.batches import BatchReader, Read
 from hemiola.contracts import Batch, State, Stint, Task
 from hemiola.flat import FlatModel
+from hemiola.gradients.units import UnitGradients
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
-from hemiola.order.gradients import UnitGradients
 from hemiola.streams import seed_torch
 
 logger = logging.getLogger(__name__)

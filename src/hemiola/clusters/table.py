@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hemiola.clusters.collective_factory import TorchFactory, check_torch
-from hemiola.clusters.ray_factory import RayFactory, check_ray
-from hemiola.clusters.simulated_factory import SimulatedFactory
+from hemiola.clusters.ray.factory import RayFactory, check_ray
+from hemiola.clusters.simulated.factory import SimulatedFactory
+from hemiola.clusters.torch.factory import TorchFactory, check_torch
 from hemiola.contracts import Cluster, Pace, Work
-from hemiola.period.exchange import Exchange
+from hemiola.wire.exchange import Exchange
 
 
 def check_fit(name: str, pace: Pace, exchange: Exchange) -> None:

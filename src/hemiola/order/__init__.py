@@ -1,11 +1,10 @@
 """Order: which example does each worker visit next?
 
-The sampler for one's own loop is in `hemiola.order.sampler`, the sources of unit gradients are in
-`hemiola.order.gradients`; neither is imported from here, so that the policies stay light.
+The sampler for one's own loop is in `hemiola.loops.sampler`, the sources of unit gradients are in
+`hemiola.gradients.units`; neither is imported from here, so that the policies stay light.
 """
 
 from hemiola.order.orders import CDGraB, GraB, IDGraB, IDPairGraB, InOrder, RandomReshuffling, ShuffleOnce, redeal
-from hemiola.order.sketch import parse_sketch
 
 ORDERS: dict[str, type] = {
     "rr": RandomReshuffling,
@@ -26,6 +25,5 @@ __all__ = [
     "InOrder",
     "RandomReshuffling",
     "ShuffleOnce",
-    "parse_sketch",
     "redeal",
 ]

@@ -20,11 +20,11 @@ import torch
 
 from hemiola.contracts import State, Visit
 from hemiola.errors import InputError
+from hemiola.gradients.sketch import default_sketch, parse_sketch
 from hemiola.order.balance import Sums, Total, balance
 from hemiola.order.book import Book
 from hemiola.order.buffer import Buffer, Items
 from hemiola.order.monitor import Monitor
-from hemiola.order.sketch import default_sketch, parse_sketch
 from hemiola.streams import stream
 
 VERSION = 2

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from hemiola.contracts import State
+from hemiola.gradients.sketch import Exact, Fold
 from hemiola.order.balance import Total
-from hemiola.order.sketch import Exact, Fold
 
 WIDTH = 128
 

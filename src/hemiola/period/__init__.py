@@ -1,6 +1,5 @@
-"""Period: how many local steps between two averagings, and how the averaging travels."""
+"""Period: how many local steps between two averagings."""
 
-from hemiola.period.exchange import Exchange
 from hemiola.period.measuring import Adaptive, Budget
 from hemiola.period.schedules import QSR, Constant, Decreasing, Full, PostLocal
 
@@ -14,4 +13,4 @@ PERIODS: dict[str, type] = {
     "budget": Budget,
 }
 
-__all__ = ["PERIODS", "QSR", "Adaptive", "Budget", "Constant", "Decreasing", "Exchange", "Full", "PostLocal"]
+__all__ = ["PERIODS", "QSR", "Adaptive", "Budget", "Constant", "Decreasing", "Full", "PostLocal"]

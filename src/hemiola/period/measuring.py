@@ -10,9 +10,9 @@ import math
 from statistics import median
 from typing import Literal
 
+from hemiola.checks import one_of, own_state, whole, within
 from hemiola.contracts import Averaging, State
 from hemiola.errors import InputError
-from hemiola.period.checks import one_of, own_state, whole, within
 from hemiola.period.ramp import Ramp
 
 VERSION = 2  # of the states of both

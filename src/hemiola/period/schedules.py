@@ -6,9 +6,9 @@ They look at the learning rate and at how much of the run is over, never at what
 
 from __future__ import annotations
 
+from hemiola.checks import own_state, whole, within
 from hemiola.contracts import Averaging, State
 from hemiola.errors import InputError
-from hemiola.period.checks import own_state, whole, within
 
 
 class _Schedule:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hemiola.contracts import Examples, Task
 from hemiola.flat import FlatModel
 from hemiola.streams import torch_stream
-from hemiola.tasks import optimum
+from hemiola.training.optimum import optimum
 
 _CHUNK = 1000
 

@@ -1,0 +1,1 @@
+"""Every worker a Ray actor, in real time; every pace, worker death and restart."""

@@ -1,0 +1,342 @@
+"""The Ray cluster: every worker an actor, `ray.wait` for K of them, real time.
+
+`Race` decides, as in the simulator, whose report counts, who starts again, and who is cancelled or no longer listened
+to. What differs is where events come from, and that workers may die: then their units go back, K is clipped to the
+living, and `Roster` starts them again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hemiola.clusters.merging import all_finite, fresh_like, shares, spread_of, weighted_sum
+from hemiola.clusters.ray.engine import Engine
+from hemiola.clusters.ray.roster import Event, Roster, Seat
+from hemiola.clusters.ray.worker import FEW_BYTES, Errand, Momentum, Outcome, Setup, as_tensor
+from hemiola.clusters.sender import Sender
+from hemiola.clusters.simulated.clockwork import stint_from, stint_state
+from hemiola.clusters.step_times import MeasuredTimes
+from hemiola.contracts import Pace, Report, State, Stint, Update, Work
+from hemiola.errors import InputError
+from hemiola.pace.race import COUNTS, LATE, Race
+from hemiola.timing.delays import DelayStreams
+
+KIND, VERSION = "hemiola-ray", 1
+
+
+class _Arrival(NamedTuple):
+    """A report that counts: what was asked, what came of it, and the seconds between."""
+
+    stint: Stint
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass
+class _Round:
+    """What led to one update; see `hemiola.contracts.Update` for the fields that it shares."""
+
+    arrived: list[_Arrival] = field(default_factory=list)
+    cancelled: list[Stint] = field(default_factory=list)
+    dropped: list[Stint] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
+    censored: list[float] = field(default_factory=list)
+    sent_bytes: int = 0
+    idle_seconds: float = 0.0
+    wasted_seconds: float = 0.0
+
+
+class RayCluster:
+    """P workers, each a Ray actor.
+
+    Args:
+        work: Gives out stints and holds the versions of the weights.
+        engine: The connection to Ray; closed with the cluster.
+        roster: The workers, ready.
+        setup: What they know of the run.
+        pace: Whom an update waits for.
+        delays: The least time of every local step, slept away; None for none.
+    """
+
+    def __init__(
+        self, work: Work, engine: Engine, roster: Roster, setup: Setup, pace: Pace, delays: DelayStreams | None
+    ) -> None:
+        self.work = work
+        self.engine = engine
+        self.roster = roster
+        self.setup = setup
+        self.pace = pace
+        self.delays = delays
+        self.workers = len(setup.shards)
+        self.race = Race(pace)
+        self._draws = [0] * self.workers
+        self._seconds_before = 0.0  # cluster time before this process
+        self._began: float | None = None
+        self._weights: tuple[int, Any] | None = None  # a version, and it or its reference
+        self._measured = MeasuredTimes(self.workers)
+        self._last_arrival = 0.0
+        self._sum: Tensor | None = None  # the last update's change; new memory for each would cost a pass over it
+        self._sender = Sender(setup.exchange, work.read(0).numel(), setup.seed)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the first stint was given out, in this process and the ones before it."""
+        return self._seconds_before + (0.0 if self._began is None else time.monotonic() - self._began)
+
+    def live_versions(self) -> set[int]:
+        """Versions that stints under way have read."""
+        return {seat.stint.version for seat in self.roster.seats if seat.stint is not None}
+
+    # --------------------------------------------------------------------------------------------------- one update
+
+    def collect(self) -> Update:
+        """Give every free worker a stint, wait for K reports, merge them."""
+        if self._began is None:
+            self._began = time.monotonic()
+        this = _Round()
+        for seat in self.roster.seats:
+            if seat.free:
+                this.idle_seconds += self.now - seat.free_since
+                self._start(seat)
+            if seat.free:
+                self.roster.stop(seat)
+        while not self._enough(this):
+            wanted = self.pace.k() - len(this.arrived) if self.pace.idles else 1
+            for event in self.roster.wait(max(wanted, 1)):
+                self._take(event, this)
+        self._cancel(self.race.close(), this)
+        return self._merge(this)
+
+    def publish(self) -> None:
+        """Workers that start from now on read the next version."""
+        self.race.version += 1
+        self._measured.exchange(self.now - self._last_arrival)
+
+    def _enough(self, this: _Round) -> bool:
+        """Whether an update can be made: K reports, or as many as the living can give."""
+        if self.race.complete:
+            return True
+        if any(seat.busy for seat in self.roster.seats):
+            return False
+        if this.arrived:
+            return True
+        if any(seat.reference is not None for seat in self.roster.seats):
+            return False  # Someone is starting, or may yet wake up.
+        dead = [seat.worker for seat in self.roster.seats if seat.actor is None]
+        raise RuntimeError(
+            f"the run cannot go on: workers {dead} died more than max_restarts = {self.roster.max_restarts} times, "
+            "and the others have no work left"
+        )
+
+    def _start(self, seat: Seat) -> None:
+        stint = self.work.assign(seat.worker)
+        if stint is None:
+            return
+        sleeps: tuple[float, ...] = ()
+        if self.delays is not None:
+            first = self._draws[seat.worker]
+            sleeps = tuple(self.delays.seconds(seat.worker, first + i) for i in range(len(stint.batches)))
+            self._draws[seat.worker] += len(stint.batches)
+        self.race.start(seat.worker)
+        errand = Errand(stint, self.work.wants_sketches(stint), sleeps, seat.counted)
+        self.roster.send(seat, errand, self._published())
+
+    def _published(self) -> Any:
+        """The weights of the present version as workers get them: once in the object store, unless they are few."""
+        if self._weights is None or self._weights[0] != self.race.version:
+            weights = self.work.read(self.race.version).numpy()
+            few = weights.nbytes <= FEW_BYTES
+            self._weights = (self.race.version, weights.tobytes() if few else self.engine.ray.put(weights))
+        return self._weights[1]
+
+    def _take(self, event: Event, this: _Round) -> None:
+        """Take note of what happened to a worker."""
+        seat = event.seat
+        if event.kind == "finished":
+            assert event.outcome is not None
+            self._finished(seat, event.outcome, this)
+        elif event.kind == "ready":
+            seat.free_since = self.now
+            self._start(seat)
+        elif not seat.hung:
+            self._lose(seat, this)
+            seat.hung = event.kind == "hung"
+        if event.kind == "died":
+            seat.stint, seat.hung = None, False
+
+    def _finished(self, seat: Seat, outcome: Outcome, this: _Round) -> None:
+        stint, seat.stint = seat.stint, None
+        assert stint is not None
+        seat.free_since = self._last_arrival = self.now
+        this.durations.append(outcome.seconds / len(stint.batches))
+        self._measured.step(stint.worker, this.durations[-1])
+        this.sent_bytes += outcome.report_bytes
+        if seat.hung:
+            # It was given up long ago, and its units with it.
+            this.wasted_seconds += outcome.seconds
+            self._start(seat)
+            return
+        fate = self.race.finish(seat.worker)
+        if fate is COUNTS:
+            this.idle_seconds += max(time.monotonic() - seat.started - outcome.seconds, 0.0)
+            this.arrived.append(_Arrival(stint, outcome, time.monotonic() - seat.started))
+            # Also when it is refused: then the worker has forgotten its optimizer's memory.
+            seat.counted, seat.momentum = stint.number, None
+        else:
+            this.wasted_seconds += outcome.seconds
+            (this.cancelled if fate is LATE else this.dropped).append(stint)
+            if fate is LATE:
+                self.work.give_back(stint)
+        if not self.race.rests(fate):
+            self._start(seat)
+
+    def _lose(self, seat: Seat, this: _Round) -> None:
+        """The stint of this worker will not be used; its units come again."""
+        if seat.stint is None:
+            return
+        self.race.lose(seat.worker)
+        ran = time.monotonic() - seat.started
+        this.wasted_seconds += ran
+        this.cancelled.append(seat.stint)
+        self.work.give_back(seat.stint)
+
+    def _cancel(self, workers: list[int], this: _Round) -> None:
+        """The update does not wait for these."""
+        for worker in workers:
+            seat = self.roster.seats[worker]
+            assert seat.stint is not None
+            this.censored.append((time.monotonic() - seat.started) / len(seat.stint.batches))
+            self._lose(seat, this)
+            self.roster.abandon(seat)
+            seat.free_since = self.now
+
+    # -------------------------------------------------------------------------------------------------------- merge
+
+    def _merge(self, this: _Round) -> Update:
+        """The weighted mean of the changes that are finite."""
+        arrived = sorted(this.arrived, key=lambda arrival: (arrival.stint.worker, arrival.stint.number))
+        good = [arrival for arrival in arrived if arrival.outcome.payload is not None]
+        rows = [self._row(arrival.outcome) for arrival in good]
+        change = self._mean(rows, good)
+        if change is not None and not all_finite(change):
+            # A worker does not send what is not finite; but not every worker can be believed, and sums can overflow.
+            finite = [all_finite(row) for row in rows]
+            good = [arrival for arrival, fine in zip(good, finite, strict=True) if fine]
+            rows = [row for row, fine in zip(rows, finite, strict=True) if fine]
+            change = self._mean(rows, good)
+        if self.setup.local:
+            self._combine_momentum(good)
+        merged = {(arrival.stint.worker, arrival.stint.number) for arrival in good}
+        return Update(
+            reports=[
+                Report(a.stint, self.race.version - a.stint.version, a.seconds, a.outcome.loss, _sketches(a.outcome))
+                for a in good
+            ],
+            change=change,
+            seconds=self.now,
+            spread=spread_of(rows) if self.setup.local and rows else 0.0,
+            cancelled=this.cancelled,
+            dropped=this.dropped,
+            refused=[a.stint for a in arrived if (a.stint.worker, a.stint.number) not in merged],
+            bytes_per_worker=this.sent_bytes / self.workers,
+            idle_seconds=this.idle_seconds,
+            wasted_seconds=this.wasted_seconds,
+            durations=this.durations,
+            censored=this.censored,
+        )
+
+    def _row(self, outcome: Outcome) -> Tensor:
+        assert outcome.payload is not None
+        return self._sender.unpack(as_tensor(outcome.payload))
+
+    def _mean(self, rows: list[Tensor], good: list[_Arrival]) -> Tensor | None:
+        if not rows:
+            return None
+        factors = shares(self.work, self.pace, self.race.version, [arrival.stint for arrival in good])
+        if self._sum is None:
+            self._sum = fresh_like(rows[0])
+        return weighted_sum(rows, factors, self._sum)
+
+    def _combine_momentum(self, good: list[_Arrival]) -> None:
+        """Tell the merged workers, with their next stint, what became of their optimizers' memories."""
+        rule = self.setup.exchange.momentum
+        if rule == "local" or not good:
+            return
+        vectors = None
+        if rule == "average":
+            sent = [arrival.outcome.momentum or {} for arrival in good]
+            vectors = {name: np.mean([each[name] for each in sent if name in each], axis=0) for name in sent[0]}
+        momentum = self.engine.ray.put(Momentum(vectors))
+        for arrival in good:
+            self.roster.seats[arrival.stint.worker].momentum = momentum
+
+    # ---------------------------------------------------------------------------------------------- log, state, end
+
+    def telemetry(self) -> State:
+        """Measured step and exchange times since the call before, and who is there."""
+        seats = self.roster.seats
+        return {
+            **self._measured.take(),
+            "alive": sum(seat.actor is not None for seat in seats),
+            "deaths": sum(seat.deaths for seat in seats),
+            "hangs": self.roster.hangs,
+        }
+
+    def state_dict(self) -> State:
+        """The clock, what the workers remember, and the stints under way: whoever resumes gives those back."""
+        keeps_memory = self.setup.local or self.setup.exchange.feedback
+        ray = self.engine.ray
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "now": self.now,
+            "updates": self.race.version,
+            "draws": list(self._draws),
+            "under_way": [
+                stint_state(seat.stint) for seat in self.roster.seats if seat.busy and seat.stint is not None
+            ],
+            "memories": self.roster.memories() if keeps_memory else {},
+            "momentum": {
+                seat.worker: _as_tensors(ray.get(seat.momentum).vectors)
+                for seat in self.roster.seats
+                if seat.momentum is not None
+            },
+            "directions": self.roster.directions,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state: stints that were under way are given back first."""
+        if state.get("kind") != KIND or state.get("version") != VERSION:
+            found = f"{state.get('kind')!r} version {state.get('version')!r}"
+            raise InputError(f"this is not the state of a ray cluster, version {VERSION}, but of {found}")
+        self._seconds_before, self._began = float(state["now"]), None
+        self.race.version, self._draws = int(state["updates"]), list(state["draws"])
+        for saved in state["under_way"]:
+            self.work.give_back(stint_from(saved))
+        self.roster.directions = state["directions"]
+        self.roster.begin(state["memories"])
+        for worker, vectors in state["momentum"].items():
+            arrays = None if vectors is None else {name: vector.numpy() for name, vector in vectors.items()}
+            self.roster.seats[worker].momentum = self.engine.ray.put(Momentum(arrays))
+        for seat in self.roster.seats:
+            seat.free_since = self.now
+
+    def close(self) -> None:
+        """End the workers, and Ray if it was started here."""
+        self.roster.close()
+        self._weights = None
+        self.engine.close()
+
+
+def _sketches(outcome: Outcome) -> tuple[Tensor | None, ...]:
+    return tuple(None if rows is None else as_tensor(rows) for rows in outcome.sketches)
+
+
+def _as_tensors(vectors: dict[str, np.ndarray] | None) -> dict[str, Tensor] | None:
+    return None if vectors is None else {name: torch.from_numpy(vector.copy()) for name, vector in vectors.items()}

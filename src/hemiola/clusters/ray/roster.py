@@ -1,0 +1,307 @@
+"""The workers as the server sees them: which actor sits where, what it does, and whether it still answers.
+
+Ray tells of a dead actor within milliseconds, on the reference of what it was doing. A worker that hangs says nothing:
+it has a deadline, some multiple of the slowest step ever measured. Past it the worker counts as late, nobody waits for
+it any more; past twice that it counts as dead, and is killed. The dead are started again, up to a limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from hemiola.clusters.ray.engine import Engine
+from hemiola.clusters.ray.worker import THREADS, Errand, Outcome, Setup, Worker, pack_errand, unpack_outcome
+from hemiola.contracts import State, Stint
+from hemiola.errors import InputError
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25  # how long a wait lasts at most before deadlines are looked at
+START_SECONDS = 180.0
+ANSWER_SECONDS = 30.0
+PATIENCE = 20.0  # a step that takes so many times the slowest step so far is taken to hang
+FIRST_PATIENCE = 10.0  # factor on hang_seconds while nothing has been measured
+
+_SESSIONS = itertools.count(1)
+
+
+@dataclass
+class Seat:
+    """One worker's place.
+
+    Attributes:
+        worker: Its number.
+        actor: The process that sits here; None when it died once too often.
+        pid: Of that process.
+        reference: What is waited for: the outcome of the stint, or the end of the actor's start.
+        stint: What it works on; None when it is free or starting.
+        started: When the stint was sent.
+        deadline: Seconds the stint may take.
+        hung: It missed its deadline; its units were given back.
+        abandoned: Number of the stint that it still works on although nobody waits for it, if there is one.
+        counted: Number of its last stint that counted.
+        momentum: Reference of what the last averaging made of its optimizer's memory, until a stint from there counted.
+        free_since: When it last had nothing to do.
+        deaths: How often it died.
+    """
+
+    worker: int
+    actor: Any = None
+    pid: int = 0
+    reference: Any = None
+    stint: Stint | None = None
+    started: float = 0.0
+    deadline: float = 0.0
+    hung: bool = False
+    abandoned: int | None = None
+    counted: int = -1
+    momentum: Any = None
+    free_since: float = 0.0
+    deaths: int = 0
+
+    @property
+    def free(self) -> bool:
+        """Has an actor and nothing to do."""
+        return self.actor is not None and self.reference is None
+
+    @property
+    def busy(self) -> bool:
+        """Works on a stint that can be waited for."""
+        return self.stint is not None and not self.hung
+
+
+class Event(NamedTuple):
+    """Something happened to a worker: it finished, died, hung, or is ready to work; and what it finished with."""
+
+    seat: Seat
+    kind: Literal["finished", "died", "hung", "ready"]
+    outcome: Outcome | None = None
+
+
+def hire(engine: Engine, workers: int, device: str) -> list[Any]:
+    """Start so many actors and see that they are of our kind; they know nothing of a run yet."""
+    if workers > engine.cpus and device != "cuda":
+        log.warning("%d workers share %d CPUs: steps take longer than on machines of their own", workers, engine.cpus)
+    actors = [new_actor(engine, workers, device) for _ in range(workers)]
+    check_versions(_answers(engine, [actor.hello.remote() for actor in actors]))
+    return actors
+
+
+def new_actor(engine: Engine, workers: int, device: str) -> Any:
+    """One actor; with a CPU of its own on a cluster that has enough, else all share; spread over the nodes."""
+    make = engine.ray.remote(
+        num_cpus=1 if not engine.local and engine.cpus >= workers else 0,
+        num_gpus=min(1.0, engine.gpus / workers) if device != "cpu" else 0.0,
+        scheduling_strategy="SPREAD",
+        max_restarts=0,
+        max_task_retries=0,
+        **THREADS,
+    )
+    return make(Worker).remote()
+
+
+def check_versions(hellos: Sequence[dict[str, Any]]) -> None:
+    """Raise unless all workers run the code this process runs."""
+    mine = Worker().hello()
+    for package in ("hemiola", "torch"):
+        for worker, hello in enumerate(hellos):
+            if hello[package] != mine[package]:
+                raise InputError(
+                    f"worker {worker} on node {hello['node']!r} has {package} {hello[package]}, this process has "
+                    f"{mine[package]}; install the same version on every node"
+                )
+
+
+class Roster:
+    """All workers of one run.
+
+    Args:
+        engine: The connection to Ray.
+        actors: The workers, as `hire` gives them.
+        setup: What they are to know of the run.
+        units_per_batch: For finding ghost directions.
+        max_restarts: How often each may be started again.
+        hang_seconds: The least deadline of a stint.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        actors: Sequence[Any],
+        setup: Setup,
+        units_per_batch: int,
+        max_restarts: int,
+        hang_seconds: float,
+    ) -> None:
+        self.engine = engine
+        self.ray = engine.ray
+        self.max_restarts = max_restarts
+        self.hang_seconds = hang_seconds
+        self.hangs = 0
+        self.directions: State | None = None
+        self.seats = [Seat(worker, actor) for worker, actor in enumerate(actors)]
+        self._device = setup.device
+        self._slowest = 0.0
+        self._next_look = 0.0  # when deadlines are looked at again
+        try:
+            self._setup = self.ray.put(setup)
+        except TypeError as error:
+            raise InputError(f"the task cannot be sent to other processes: {' '.join(str(error).split())}") from None
+        self.begin({})
+        if setup.sketch is not None and setup.sketch.startswith("ghost"):
+            probe = self.seats[0].actor.find_directions.remote(units_per_batch)
+            self.directions = _answers(engine, [probe])[0]
+            self.begin({})
+
+    # ----------------------------------------------------------------------------------------------------- starting
+
+    def begin(self, memories: dict[int, State]) -> None:
+        """Build everyone's model, with these memories, and wait until all are ready; stints from before are void."""
+        self._session = next(_SESSIONS)
+        hellos = _answers(self.engine, [self._begin(seat, memories.get(seat.worker)) for seat in self.seats])
+        for seat, hello in zip(self.seats, hellos, strict=True):
+            seat.pid = hello["pid"]
+
+    def _begin(self, seat: Seat, memory: State | None = None) -> Any:
+        return seat.actor.begin.remote(self._session, seat.worker, self._setup, self.directions, memory)
+
+    # ------------------------------------------------------------------------------------------------------ working
+
+    def send(self, seat: Seat, errand: Errand, weights: Any) -> None:
+        """Give a free worker a stint."""
+        told = () if seat.momentum is None else (seat.momentum,)
+        seat.reference = seat.actor.run.remote(pack_errand(self._session, errand), weights, *told)
+        seat.stint = errand.stint
+        seat.started = time.monotonic()
+        slowest = PATIENCE * self._slowest * len(errand.stint.batches) + sum(errand.sleeps)
+        least = self.hang_seconds if self._slowest else FIRST_PATIENCE * self.hang_seconds
+        seat.deadline = max(least, slowest)
+        seat.hung = False
+        seat.abandoned = None
+
+    def abandon(self, seat: Seat) -> None:
+        """Do not wait for this worker any more. Its next stint will stop it; where there is none, ``stop`` does."""
+        assert seat.stint is not None
+        seat.abandoned = seat.stint.number
+        seat.stint = seat.reference = None
+
+    def stop(self, seat: Seat) -> None:
+        """Tell an abandoned worker that has no next stint to stop."""
+        if seat.abandoned is not None:
+            seat.actor.cancel.remote(seat.abandoned)
+            seat.abandoned = None
+
+    def wait(self, wanted: int) -> list[Event]:
+        """What happened until so many workers had something to tell, or a little time passed."""
+        watched = {seat.reference: seat for seat in self.seats if seat.reference is not None}
+        ready, _ = self.ray.wait(list(watched), num_returns=min(wanted, len(watched)), timeout=TICK_SECONDS)
+        events = [self._look(watched[reference]) for reference in ready]
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + TICK_SECONDS
+            silent = [seat for seat in self.seats if seat.stint is not None and seat.reference in watched]
+            events += [event for seat in silent if (event := self._overdue(seat)) is not None]
+        return events
+
+    def _look(self, seat: Seat) -> Event:
+        errors = self.ray.exceptions
+        try:
+            outcome = self.ray.get(seat.reference)
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
+            return self._died(seat, str(error).partition("\n")[0])
+        except errors.RayTaskError as error:
+            raise _plain(error) from None
+        seat.reference = None
+        if seat.stint is None:
+            seat.pid = outcome["pid"]
+            check_versions([outcome])
+            return Event(seat, "ready")
+        outcome = unpack_outcome(outcome)
+        self._slowest = max(self._slowest, outcome.seconds / len(seat.stint.batches))
+        return Event(seat, "finished", outcome)
+
+    def _overdue(self, seat: Seat) -> Event | None:
+        taken = time.monotonic() - seat.started
+        if taken <= seat.deadline or self.ray.wait([seat.reference], timeout=0)[0]:
+            return None  # It has time, or it has answered and was not looked at yet.
+        if taken > 2 * seat.deadline:
+            self.ray.kill(seat.actor)
+            return self._died(seat, f"did not answer for {taken:.1f} s")
+        if seat.hung:
+            return None
+        self.hangs += 1
+        log.warning("worker %d has not answered for %.1f s; nobody waits for it any more", seat.worker, taken)
+        return Event(seat, "hung")
+
+    def _died(self, seat: Seat, why: str) -> Event:
+        """Replace a dead actor, or leave the seat empty if it died too often; the stint is the caller's to see to."""
+        seat.deaths += 1
+        seat.abandoned, seat.counted, seat.momentum = None, -1, None
+        if seat.deaths > self.max_restarts:
+            log.warning(
+                "worker %d died (%s) and is not started again: max_restarts = %d", seat.worker, why, self.max_restarts
+            )
+            seat.actor = seat.reference = None
+        else:
+            log.warning("worker %d died (%s); start %d of at most %d", seat.worker, why, seat.deaths, self.max_restarts)
+            seat.actor = new_actor(self.engine, len(self.seats), self._device)
+            seat.reference = self._begin(seat)
+        return Event(seat, "died")
+
+    # ---------------------------------------------------------------------------------------------------- the others
+
+    def memories(self) -> dict[int, State]:
+        """What the workers remember of the stints that counted; of those that answer."""
+        asked = {
+            seat.worker: seat.actor.memory.options(concurrency_group="control").remote(seat.counted)
+            for seat in self.seats
+            if seat.free or seat.stint is not None
+        }
+        found = {}
+        for worker, reference in asked.items():
+            try:
+                found[worker] = self.ray.get(reference, timeout=ANSWER_SECONDS)
+            except (self.ray.exceptions.RayActorError, self.ray.exceptions.GetTimeoutError):
+                continue  # It will be noticed where the stint is waited for; its successor starts with an empty memory.
+        return found
+
+    def close(self) -> None:
+        """End all actors."""
+        for seat in self.seats:
+            if seat.actor is not None and self.ray.is_initialized():
+                self.ray.kill(seat.actor)
+            seat.actor = seat.reference = seat.stint = None
+
+
+def _answers(engine: Engine, references: list[Any]) -> list[Any]:
+    """What the first calls gave; nothing has begun yet, so a worker that fails here fails the run."""
+    ray = engine.ray
+    try:
+        return list(ray.get(references, timeout=START_SECONDS))
+    except ray.exceptions.GetTimeoutError:
+        free = ray.available_resources()
+        raise RuntimeError(
+            f"{len(references)} workers did not start within {START_SECONDS:.0f} s; free on the cluster: "
+            f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs"
+        ) from None
+    except ray.exceptions.RayTaskError as error:
+        raise _plain(error) from None
+    except ray.exceptions.RayActorError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        if "No module named" in reason:
+            raise InputError(
+                f"a node of the Ray cluster lacks what the run needs ({reason}); install it on every node"
+            ) from None
+        raise RuntimeError(f"a worker died while it started: {reason}") from None
+
+
+def _plain(error: Any) -> Exception:
+    """What a worker raised, without Ray's wrapping."""
+    cause = error.cause
+    if isinstance(cause, InputError):
+        return cause
+    return RuntimeError(f"a worker failed: {type(cause).__name__}: {cause}")

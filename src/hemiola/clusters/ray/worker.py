@@ -1,0 +1,377 @@
+"""One worker of the Ray cluster: the class every actor is an instance of.
+
+The server sends a stint with the weights it is to be run from and gets an `Outcome` back. A stint cancels those before
+it, so its message arrives in a second thread while another stint may still run; that one looks at what the message left
+between two local steps and while it sleeps.
+
+A stint that did not count leaves no trace. Whether it counted is known to the server only, which says so with the next
+stint; if it did not, the worker goes back to what its optimizer and its end of the wire remembered before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+import platform
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import hemiola
+from hemiola.clusters.sender import Sender
+from hemiola.clusters.stints import Finished, StintRunner
+from hemiola.contracts import Batch, State, Stint, Task
+from hemiola.optimizers import Optimizer
+from hemiola.wire.exchange import Exchange
+
+FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
+THREADS = {"max_concurrency": 2, "concurrency_groups": {"control": 1}}
+"""Of an actor: one for a stint, one for the message of the stint that cancels it, and one for ``memory``."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that workers know of a run; sent once.
+
+    Attributes:
+        task: Model, data and loss.
+        shards: Example indices of every worker.
+        unit, sketch: Of the order.
+        optimizer: For local steps.
+        exchange: How changes travel.
+        local: Whether a stint is local steps or one gradient.
+        seed: Of the run.
+        device: Where models run: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        threads: Of torch, in one worker.
+    """
+
+    task: Task
+    shards: Sequence[np.ndarray]
+    unit: int
+    sketch: str | None
+    optimizer: Optimizer
+    exchange: Exchange
+    local: bool
+    seed: int
+    device: str
+    threads: int
+
+
+class Errand(NamedTuple):
+    """A stint and what goes with it.
+
+    Attributes:
+        stint: What to do.
+        wanted: For each batch, whether sketches are wanted.
+        sleeps: The least seconds each local step takes; empty where no delay is injected.
+        counted: Number of this worker's last stint that counted.
+    """
+
+    stint: Stint
+    wanted: tuple[bool, ...]
+    sleeps: tuple[float, ...]
+    counted: int
+
+
+class Outcome(NamedTuple):
+    """What came of a stint.
+
+    Attributes:
+        seconds: From reading the weights to the end of the last local step.
+        loss: Mean training loss over the stint's batches.
+        payload: The packed change; None if it was not finite, or the stint was cancelled.
+        sketches: For each batch its rows, or None.
+        momentum: The optimizer's vectors by name, where they are to be averaged.
+    """
+
+    seconds: float
+    loss: float
+    payload: np.ndarray | None
+    sketches: tuple[np.ndarray | None, ...]
+    momentum: dict[str, np.ndarray] | None
+
+    @property
+    def report_bytes(self) -> int:
+        """Of the change and the sketches that ride on it."""
+        return sum(part.nbytes for part in (self.payload, *self.sketches) if part is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything."""
+        return self.report_bytes + sum(vector.nbytes for vector in (self.momentum or {}).values())
+
+
+class Momentum(NamedTuple):
+    """What an averaging made of the optimizers' memories: their mean by name, or None to forget everything."""
+
+    vectors: dict[str, np.ndarray] | None
+
+
+class _Longest:
+    """The longest of the seconds noted lately; without any, for ever."""
+
+    def __init__(self) -> None:
+        self.most = math.inf
+
+    def note(self, seconds: float) -> None:
+        self.most = max(seconds, 0.9 * self.most) if math.isfinite(self.most) else seconds
+
+
+class _CancelledError(Exception):
+    """The server does not want this stint any more."""
+
+
+class Worker:
+    """One worker. Methods are called by the server only, at most two at a time, and ``memory`` besides."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # of the stint that runs
+        self._session = 0  # of the stint that runs
+        self._newest = 0  # the last session that has begun, or waits for its turn to
+        self._bell = threading.Condition()
+        self._cancelled = -1  # number of the last stint that is not wanted any more
+        self._memory_lock = threading.Lock()
+        self._running = False
+        self._ahead: int | None = None  # the stint that what is remembered is ahead of what is settled by
+        self._settled: State = {}
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is; asked for before anything that could depend on versions is sent."""
+        return {
+            "hemiola": hemiola.__version__,
+            "torch": torch.__version__.partition("+")[0],
+            "python": platform.python_version(),
+            "node": platform.node(),
+            "pid": os.getpid(),
+        }
+
+    def begin(
+        self, session: int, worker: int, setup: Setup, directions: State | None, memory: State | None
+    ) -> dict[str, Any]:
+        """Build the model; take over ghost directions and an earlier worker's memory, if there are any.
+
+        Sessions are numbered: what belongs to an earlier one is stopped, or not looked at any more. That can be this
+        very call, where messages that were sent one after the other are taken at the same time.
+        """
+        with self._bell:
+            self._newest = max(self._newest, session)
+            self._bell.notify_all()
+        with self._turn:
+            if session < self._session:
+                return self.hello()
+            torch.set_num_threads(setup.threads)
+            self._session, self.worker, self.setup = session, worker, setup
+            self._cancelled, self._ahead = -1, None
+            self._step_seconds = _Longest()
+            self.runner = StintRunner(
+                setup.task,
+                setup.shards,
+                setup.unit,
+                setup.sketch,
+                setup.optimizer,
+                setup.seed,
+                pick_device(setup.device),
+            )
+            self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
+            self._settled = memory if memory is not None else self._live()
+            self._recall()
+            if directions is not None and self.runner.unit_gradients is not None:
+                self.runner.unit_gradients.load_state_dict(directions)
+            return self.hello()
+
+    def find_directions(self, units: int) -> State:
+        """Ghost directions from the first units of every shard; all workers must use the same ones."""
+        assert self.runner.unit_gradients is not None
+        sizes = [-(-len(shard) // self.setup.unit) for shard in self.setup.shards]
+        batches = [(w, Batch(0, 0, np.arange(min(units, size)))) for w, size in enumerate(sizes)]
+        read = self.runner.reader.read(batches)
+        examples = torch.full((len(read.rows),), 1 / len(read.rows), device=self.runner.device)
+        self.runner.unit_gradients.compute(read.inputs, read.targets, examples, read.rows)
+        return self.runner.unit_gradients.state_dict()
+
+    # ----------------------------------------------------------------------------------------------------- a stint
+
+    def run(self, message: bytes, weights: np.ndarray | bytes, momentum: Momentum | None = None) -> Outcome | bytes:
+        """Run a stint, an `Errand` as ``pack_errand`` made it, from these weights; stints before it are cancelled."""
+        began = time.perf_counter()
+        session, errand = unpack_errand(message)
+        if session == self._session:
+            self.cancel(errand.stint.number - 1)
+        with self._turn:
+            try:
+                if session != self._session:
+                    raise _CancelledError
+                return pack_outcome(self._run(errand, weights, momentum, began))
+            except _CancelledError:
+                return pack_outcome(Outcome(time.perf_counter() - began, 0.0, None, (), None))
+
+    def _run(self, errand: Errand, weights: np.ndarray | bytes, momentum: Momentum | None, began: float) -> Outcome:
+        stint = errand.stint
+        self._wait_until(stint.number, began)  # A stint after this one may have been the first to get its turn.
+        torch.set_num_threads(self.setup.threads)  # holds for this thread only
+        self._settle(errand.counted)
+        if momentum is not None:
+            self._take_momentum(momentum)
+        start = np.frombuffer(weights, self.runner.initial.numpy().dtype) if isinstance(weights, bytes) else weights
+        with self._memory_lock:
+            self._running, self._ahead = True, stint.number
+        try:
+            change, finished = self._compute(errand, as_tensor(start), began)
+        finally:
+            self._running = False
+        seconds = time.perf_counter() - began
+        loss = finished.losses[0]
+        rows = tuple(None if part is None else part.numpy() for part in finished.sketches[0])
+        if not finished.finite[0]:
+            return Outcome(seconds, loss, None, rows, None)
+        payload = self.sender.pack(change, stint).numpy()
+        averages = self.setup.local and self.setup.exchange.momentum == "average"
+        return Outcome(seconds, loss, payload, rows, self._vectors() if averages else None)
+
+    def cancel(self, number: int) -> None:
+        """Stop the stints up to this number, whether they run or have not begun."""
+        with self._bell:
+            self._cancelled = max(self._cancelled, number)
+            self._bell.notify_all()
+
+    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, Finished]:
+        """The local steps of a stint, each as long as it is to take.
+
+        A step with a delay sleeps first and computes last, to be ready when its time is over. Would it compute first,
+        all workers that an update has started would do so at the same time, on a machine they share; and who is
+        cancelled would have done it for nothing.
+        """
+        stint = errand.stint
+        ends = (began + np.cumsum(errand.sleeps)).tolist()
+        woke = self._sleep_before(stint.number, ends, 0)
+
+        def after_step(index: int) -> None:
+            nonlocal woke
+            self._step_seconds.note(time.perf_counter() - woke)
+            self._wait_until(stint.number, ends[index] if ends else began)
+            woke = self._sleep_before(stint.number, ends, index + 1)
+
+        if self.setup.local:
+            changes, finished = self.runner.changes([start], [stint], [errand.wanted], after_step)
+        else:
+            changes, finished = self.runner.gradients([start], [stint], [errand.wanted[0]])
+            after_step(0)
+        return changes[0], finished
+
+    def _sleep_before(self, number: int, ends: list[float], index: int) -> float:
+        """Sleep as long as this step can and still end in time; returns when it begins."""
+        if index < len(ends):
+            self._wait_until(number, ends[index] - self._step_seconds.most)
+        return time.perf_counter()
+
+    def _wait_until(self, number: int, moment: float) -> None:
+        """Sleep until the moment unless it has passed; raise as soon as the stint is cancelled."""
+        with self._bell:
+            if self._bell.wait_for(lambda: self._unwanted(number), max(moment - time.perf_counter(), 0.0)):
+                raise _CancelledError
+
+    def _unwanted(self, number: int) -> bool:
+        return self._cancelled >= number or self._newest > self._session
+
+    # ------------------------------------------------------------------------------------------------------ memory
+
+    def memory(self, counted: int) -> State:
+        """What the last stint that counted left behind; may be asked for while the next one runs."""
+        if not self._running:
+            self._settle(counted)
+        return self._settled
+
+    def _settle(self, counted: int) -> None:
+        """Keep what the last stint changed in memory if it counted, else forget it."""
+        with self._memory_lock:
+            if self._ahead is None or self._running:
+                return
+            if self._ahead == counted:
+                self._settled = copy.deepcopy(self._live())
+            else:
+                self._recall()
+            self._ahead = None
+
+    def _live(self) -> State:
+        local = self.runner.local.get(self.worker)
+        return {"optimizer": None if local is None else local.state_dict(), "owed": self.sender.state_dict()["owed"]}
+
+    def _recall(self) -> None:
+        settled = copy.deepcopy(self._settled)
+        optimizer = settled["optimizer"]
+        local = {} if optimizer is None else {self.worker: optimizer}
+        self.runner.load_state_dict(self.runner.state_dict() | {"local": local})
+        self.sender.load_state_dict({"owed": settled["owed"]})
+
+    def _vectors(self) -> dict[str, np.ndarray]:
+        return {name: vector.cpu().numpy() for name, vector in self._optimizer_vectors()}
+
+    def _take_momentum(self, momentum: Momentum) -> None:
+        for name, vector in self._optimizer_vectors():
+            if momentum.vectors is None:
+                vector.zero_()
+            elif name in momentum.vectors:
+                vector.copy_(as_tensor(momentum.vectors[name]))
+        self._settled = copy.deepcopy(self._live())
+
+    def _optimizer_vectors(self) -> list[tuple[str, Tensor]]:
+        optimizer = self.runner.local.get(self.worker)
+        state: dict[str, Any] = {} if optimizer is None else next(iter(optimizer.state.values()), {})
+        return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.dim() == 1]
+
+
+def pack_errand(session: int, errand: Errand) -> bytes:
+    """An errand as bytes; Ray would pickle it in Python, which takes longer than everything else the server does."""
+    return pickle.dumps((session, errand), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_errand(message: bytes) -> tuple[int, Errand]:
+    """What `pack_errand` has packed."""
+    session, errand = pickle.loads(message)
+    return session, errand
+
+
+def pack_outcome(outcome: Outcome) -> Outcome | bytes:
+    """An outcome as bytes, for the same reason, unless it is long: then it is shared and must not be copied."""
+    return pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL) if outcome.nbytes <= FEW_BYTES else outcome
+
+
+def unpack_outcome(message: Outcome | bytes) -> Outcome:
+    """What `pack_outcome` has packed."""
+    if isinstance(message, Outcome):
+        return message
+    outcome: Outcome = pickle.loads(message)
+    return outcome
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """View an array of the object store; it cannot be written to, and nobody here does."""
+    return torch.from_numpy(array)
+
+
+def _hear_warning_once() -> None:
+    """Of arrays that cannot be written to, torch warns once in a process; nobody needs to see it."""
+    frozen = np.zeros(1)
+    frozen.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(frozen)
+
+
+_hear_warning_once()
+
+
+def pick_device(name: str) -> str:
+    """``"auto"`` is a GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name

@@ -1,0 +1,1 @@
+"""One process, a virtual clock, real gradients."""

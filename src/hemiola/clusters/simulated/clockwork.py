@@ -1,0 +1,266 @@
+"""The virtual clock: which worker finishes when, and which reports make the next update.
+
+Events are kept in a heap keyed by (time, sequence), so ties are decided by rule and a run is the same every time.
+Nothing here knows about gradients; `simulated.py` computes them afterwards, for the stints that count.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hemiola.clusters.simulated.sketch_cost import Charge
+from hemiola.contracts import Batch, Pace, State, Stint, Work
+from hemiola.pace.race import COUNTS, LATE, Race
+from hemiola.timing.delays import DelayStreams
+from hemiola.timing.link import Link, ServerLink
+
+
+@dataclass
+class Running:
+    """A stint under way.
+
+    Attributes:
+        stint: What the worker does.
+        started: When it read the weights.
+        compute: Seconds its local steps take.
+        computed: When the last of them ends.
+        due: When the next thing happens to it: its computation ends, or its report arrives.
+        sequence: Decides between events at the same time.
+        sending: The report is on the link.
+    """
+
+    stint: Stint
+    started: float
+    compute: float
+    computed: float
+    due: float
+    sequence: int
+    sending: bool = False
+
+
+@dataclass
+class Round:
+    """What led to one update.
+
+    Attributes:
+        arrived: The stints that count, in order of arrival, each with the time its report arrived.
+        seconds: When the last of them arrived.
+        cancelled: Stints cut short by this update, with how long each had run.
+        late: Stints that finished too late and were not listened to.
+        dropped: Stints refused as too stale.
+        durations: Compute seconds per local step of every stint that ended.
+        idle_seconds, wasted_seconds: See `hemiola.contracts.Update`.
+    """
+
+    arrived: list[tuple[Running, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    cancelled: list[tuple[Stint, float]] = field(default_factory=list)
+    late: list[Stint] = field(default_factory=list)
+    dropped: list[Stint] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
+    idle_seconds: float = 0.0
+    wasted_seconds: float = 0.0
+
+
+class Clockwork:
+    """Workers, their delays, and the server's link.
+
+    Args:
+        work: Gives out stints.
+        pace: Decides whom an update waits for.
+        delays: Compute time of every local step.
+        link: Costs of messages; reports and weights use it only when updates do not wait for everyone (then the
+            exchange is an all-reduce, whose time `simulated.py` adds).
+        message: Bytes of the weights, and of one report without its sketches.
+        charge: What sketches cost.
+
+    Attributes:
+        now: The time.
+        race: Whose reports count.
+        lag: Overlap: local steps every worker takes before it needs the newest weights.
+    """
+
+    def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float, charge: Charge):
+        self.work = work
+        self.race = Race(pace)
+        self.delays = delays
+        self.message = message
+        self.charge = charge
+        self.server = None if link.free or pace.lockstep else ServerLink(link)
+        self.now = 0.0
+        self.lag = 0
+        self.running: dict[int, Running] = {}
+        self.free_since = [0.0] * delays.workers
+        self._draws = [0] * delays.workers
+        self._ended = [0.0] * delays.workers
+        self._sequence = 0
+        self._heap: list[tuple[float, int, int]] = []
+
+    def next_round(self) -> Round:
+        """Start every free worker and run the clock until the next update."""
+        this = Round()
+        for worker in self._in_turn():
+            if worker not in self.running:
+                this.idle_seconds += self.now - self.free_since[worker]
+                self.free_since[worker] = self.now
+                self._start(worker)
+        while self.running and not self.race.complete:
+            running = self._next_arrival()
+            worker = running.stint.worker
+            self.free_since[worker] = self.now
+            this.durations.append(running.compute / len(running.stint.batches))
+            fate = self.race.finish(worker)
+            if fate is COUNTS:
+                this.arrived.append((running, self.now))
+            else:
+                this.wasted_seconds += running.compute
+                (this.late if fate is LATE else this.dropped).append(running.stint)
+                if fate is LATE:
+                    self.work.give_back(running.stint)
+            if not self.race.rests(fate):
+                self._start(worker)
+        this.seconds = self.now
+        self._cancel(self.race.close(), this)
+        return this
+
+    def _in_turn(self) -> list[int]:
+        """The workers, beginning with another one at every update.
+
+        Who starts first gets the weights first over the server's link, and of reports that come at the same time its is
+        the first: were it always the same worker, its examples would be visited more often than the others'.
+        """
+        first = self.race.version % self.delays.workers
+        return [*range(first, self.delays.workers), *range(first)]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for everyone, for an exchange that all take part in; it does not count as idling."""
+        self.now += seconds
+        self.free_since = [since + seconds for since in self.free_since]
+
+    def _next_arrival(self) -> Running:
+        """The stint whose report arrives next; the clock goes there."""
+        while True:
+            time, _, worker = heapq.heappop(self._heap)
+            running = self.running[worker]
+            self.now = time
+            if self.server is None or running.sending:
+                return self.running.pop(worker)
+            running.sending = True
+            running.due = self.server.upload(time, self.message + self.sketch_bytes(running.stint))
+            self._push(running)
+
+    def _start(self, worker: int) -> None:
+        stint = self.work.assign(worker)
+        if stint is None:
+            return
+        draw, wanted = self._draws[worker], self.work.wants_sketches(stint)
+        self._draws[worker] += len(wanted)
+        compute = self._compute(worker, draw, wanted)
+        if self.lag:
+            # It went straight on when its last stint ended, and waits for the weights only where it needs them.
+            begin, ahead = self._ended[worker], min(self.lag, len(wanted))
+            computed = max(begin + self._compute(worker, draw, wanted[:ahead]), self.now)
+            computed += self._compute(worker, draw + ahead, wanted[ahead:])
+        else:
+            begin = self.now if self.server is None else self.server.download(self.now, self.message)
+            computed = begin + compute
+        self._ended[worker] = computed
+        self.race.start(worker)
+        self._push(Running(stint, begin, compute, computed, computed, 0))
+
+    def _compute(self, worker: int, draw: int, wanted: Sequence[bool]) -> float:
+        """Seconds of local steps, of which the wanted ones make sketches."""
+        seconds = self.delays.seconds(worker, draw, len(wanted))
+        extra = self.charge.step_factor - 1
+        if not extra or not any(wanted):
+            return seconds
+        if all(wanted):
+            return seconds + extra * seconds
+        return seconds + extra * sum(self.delays.seconds(worker, draw + i) for i, want in enumerate(wanted) if want)
+
+    def sketch_bytes(self, stint: Stint) -> int:
+        """Bytes of the sketches that a stint's report carries."""
+        return self.charge.message_bytes(stint, self.work.wants_sketches(stint))
+
+    def _push(self, running: Running) -> None:
+        self._sequence += 1
+        running.sequence = self._sequence
+        self.running[running.stint.worker] = running
+        heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
+
+    def _cancel(self, workers: list[int], this: Round) -> None:
+        """The update does not wait for these, which are all that run."""
+        for worker in workers:
+            running = self.running[worker]
+            ran = max(self.now - running.started, 0.0)
+            this.cancelled.append((running.stint, ran))
+            this.wasted_seconds += ran
+            self.work.give_back(running.stint)
+            self.free_since[worker] = self.now
+        if workers:
+            self.running.clear()
+            self._heap.clear()
+            if self.server is not None:
+                self.server.clear(self.now)
+
+    def state_dict(self) -> State:
+        return {
+            "now": self.now,
+            "race": self.race.state_dict(),
+            "free_since": list(self.free_since),
+            "draws": list(self._draws),
+            "sequence": self._sequence,
+            "lag": self.lag,
+            "ended": list(self._ended),
+            "server": None if self.server is None else [self.server.down_free, self.server.up_free],
+            "running": [
+                {
+                    "stint": stint_state(r.stint),
+                    "started": r.started,
+                    "compute": r.compute,
+                    "computed": r.computed,
+                    "due": r.due,
+                    "sequence": r.sequence,
+                    "sending": r.sending,
+                }
+                for r in self.running.values()
+            ],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.now = state["now"]
+        self.race.load_state_dict(state["race"])
+        self.free_since, self._draws = list(state["free_since"]), list(state["draws"])
+        self.lag, self._ended = state["lag"], list(state["ended"])
+        if self.server is not None:
+            self.server.down_free, self.server.up_free = state["server"]
+        self.running, self._heap = {}, []
+        for saved in state["running"]:
+            running = Running(**{**saved, "stint": stint_from(saved["stint"])})
+            self.running[running.stint.worker] = running
+            heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
+        self._sequence = state["sequence"]
+
+
+def stint_state(stint: Stint) -> State:
+    """A stint as plain values."""
+    batches = [[batch.epoch, batch.position, batch.units.tolist()] for batch in stint.batches]
+    return {
+        "worker": stint.worker,
+        "number": stint.number,
+        "version": stint.version,
+        "batches": batches,
+        "rates": list(stint.rates),
+    }
+
+
+def stint_from(state: State) -> Stint:
+    """The reverse of `stint_state`."""
+    batches = tuple(
+        Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in state["batches"]
+    )
+    return Stint(state["worker"], state["number"], state["version"], batches, tuple(state["rates"]))

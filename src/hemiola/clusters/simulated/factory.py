@@ -1,0 +1,70 @@
+"""The ``[cluster] name = "simulated"`` table of an experiment file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hemiola.clusters.shared_options import Delays
+from hemiola.clusters.simulated.sketch_cost import Charge, charge_for, check_sketch_cost
+from hemiola.contracts import Cluster, Work
+from hemiola.options import check_options
+from hemiola.timing.link import Link
+
+if TYPE_CHECKING:
+    from hemiola.clusters.stints import StintRunner
+    from hemiola.plan import Plan
+
+
+class SimulatedFactory:
+    """One process, a virtual clock, real gradients.
+
+    Args:
+        base: Folder of the experiment file.
+        workers: How many.
+        delay: Law of the seconds one local step takes.
+        slow: Factors on the delays of some workers, by number.
+        link: ``bandwidth`` and ``latency`` between machines; messages take no time without.
+        sketch_cost: How many times as long a local step takes that makes the order's sketches: ``"usual"`` for the
+            documented factors, ``"measured"`` for this task's own, a number, or numbers by kind of sketch.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        workers: int,
+        /,
+        *,
+        delay: str = "constant(1.0)",
+        slow: dict[str, float] | None = None,
+        link: dict[str, str] | None = None,
+        sketch_cost: float | str | dict[str, float] = "usual",
+    ):
+        check_sketch_cost(sketch_cost)
+        self.sketch_cost = sketch_cost
+        self.delays = Delays(base, workers, delay, slow)
+        self.link = Link.parse(**check_options(Link.parse, link or {}, "link"))
+
+    def __call__(self, plan: Plan, work: Work) -> Cluster:
+        """Build the cluster."""
+        from hemiola.clusters.simulated.cluster import SimulatedCluster
+        from hemiola.clusters.stints import StintRunner
+
+        runner = StintRunner(plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed)
+        streams = self.delays.streams(plan.seed)
+        assert streams is not None
+        return SimulatedCluster(
+            work,
+            runner,
+            plan.pace,
+            plan.period,
+            plan.exchange,
+            streams,
+            self.link,
+            plan.seed,
+            self._charge(plan, runner),
+        )
+
+    def _charge(self, plan: Plan, runner: StintRunner) -> Charge:
+        order = plan.order
+        return charge_for(self.sketch_cost, plan.task, order.sketch, order.unit, plan.batch, runner.unit_gradients)

@@ -1,0 +1,314 @@
+"""The torch cluster: one process a worker, collectives in place of a server.
+
+Every rank runs the whole training loop. Queues, orders, periods and weights are the same everywhere, because all of
+them follow from the plan and from numbers that every rank gets in the same exchange; so every rank knows what every
+worker is asked to do, runs the stint of its own worker only, and builds the same `Update`. One exchange carries
+
+    [change, buffers (, optimizer memory)] and the notes [counts, loss, compute seconds, exchange seconds, stop, save],
+
+a second one the sketches, where the order wants any. Whether to stop and when to write a checkpoint is decided by notes
+as well: a rank that acted on its own clock or signal would leave the others waiting for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hemiola.clusters.step_times import MeasuredTimes
+from hemiola.clusters.stints import Sketches, StintRunner
+from hemiola.clusters.torch.group import contact, gather, share
+from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
+from hemiola.errors import InputError
+from hemiola.optimizers import Optimizer
+from hemiola.timing.delays import DelayStreams
+from hemiola.wire.exchange import Exchange
+from hemiola.wire.group_mean import GroupMean
+
+KIND, VERSION = "torch-cluster", 1
+
+
+@dataclass
+class Wishes:
+    """What a rank asks of all ranks, with the next update.
+
+    Attributes:
+        stop: End the run after it, with a checkpoint.
+        checkpoint: Write one after it.
+    """
+
+    stop: bool = False
+    checkpoint: bool = False
+
+
+@dataclass
+class _Mine:
+    """What this rank's worker did. The defaults are those of a worker that rests."""
+
+    change: Tensor
+    exact: Tensor
+    counts: float = 0.0
+    loss: float = 0.0
+    seconds: float = 0.0
+    sketches: Sketches = ()
+
+
+class CollectiveCluster:
+    """This process's part of a torch cluster; its worker's number is its rank in the default process group.
+
+    Args:
+        work: Gives out stints and holds the weights.
+        runner: Computes stints.
+        pace: Must wait for everyone.
+        period: Whether reports are gradients or changes of weights.
+        exchange: How changes are sent.
+        seed: Of the run.
+        delays: The least time of a local step, so that stragglers can be tried on one machine; None for none.
+
+    Attributes:
+        wishes: What this rank asks for with the next update.
+        granted: What some rank had asked for with the last update; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        runner: StintRunner,
+        pace: Pace,
+        period: Period,
+        exchange: Exchange,
+        seed: int,
+        delays: DelayStreams | None = None,
+    ):
+        self.work = work
+        self.runner = runner
+        self.pace = pace
+        self.period = period
+        self.exchange = exchange
+        self.delays = delays
+        self.rank, self.workers = dist.get_rank(), dist.get_world_size()
+        self.wishes, self.granted = Wishes(), Wishes()
+        self._moments = moment_names(runner.optimizer) if period.local and exchange.momentum == "average" else []
+        self._buffers = runner.initial.numel() - runner.flat.size
+        self.mean = GroupMean(
+            dist.group.WORLD,
+            lossy=runner.flat.size,
+            exact=self._buffers + runner.flat.size * len(self._moments),
+            codec=exchange.codec,
+            feedback=exchange.feedback,
+            seed=seed,
+        )
+        self._seconds = 0.0
+        self._exchange_seconds = 0.0
+        self._drawn = 0
+        self._measured = MeasuredTimes(self.workers)
+
+    @property
+    def now(self) -> float:
+        """Seconds spent computing, by the slowest worker of each update, and exchanging; the same on every rank."""
+        return self._seconds
+
+    def live_versions(self) -> set[int]:
+        """Nothing is under way between updates."""
+        return set()
+
+    def publish(self) -> None:
+        """Every rank has computed the new weights itself."""
+
+    def close(self) -> None:
+        """The group belongs to whoever joined it."""
+
+    # --------------------------------------------------------------------------------------------------------- collect
+
+    def collect(self) -> Update:
+        """Run this rank's stint and merge it with everyone's."""
+        stints = [stint for worker in range(self.workers) if (stint := self.work.assign(worker)) is not None]
+        wanted = {stint.worker: self.work.wants_sketches(stint) for stint in stints}
+        mine = self._run([stint for stint in stints if stint.worker == self.rank], wanted)
+        notes = [mine.counts, mine.loss, mine.seconds, self._exchange_seconds]
+        with contact():
+            merged = self.mean(mine.change, mine.exact, [*notes, self.wishes.stop, self.wishes.checkpoint])
+        counts, losses, seconds, exchanged, stop, checkpoint = merged.notes.T
+        self.granted = Wishes(bool(stop.any()), bool(checkpoint.any()))
+        good = [stint for stint in stints if counts[stint.worker]]
+        began = time.perf_counter()
+        sketches, sketch_bytes = self._exchange_sketches(stints, wanted, mine.sketches)
+        self._exchange_seconds = merged.seconds + time.perf_counter() - began
+        if self.period.local and counts[self.rank]:
+            self._combine_momentum(merged.exact[self._buffers :])
+        self._pass_time(stints, seconds, exchanged)
+        return Update(
+            reports=[
+                Report(stint, 0, float(seconds[stint.worker]), float(losses[stint.worker]), sketches[stint.worker])
+                for stint in good
+            ],
+            change=self._whole(merged.change, merged.exact) if good else None,
+            seconds=self._seconds,
+            spread=merged.spread if self.period.local else 0.0,
+            refused=[stint for stint in stints if not counts[stint.worker]],
+            bytes_per_worker=merged.bytes + sketch_bytes,
+            idle_seconds=float((seconds.max() - seconds).sum()),
+            durations=[float(seconds[stint.worker]) / len(stint.batches) for stint in stints],
+        )
+
+    def _run(self, stints: Sequence[Stint], wanted: dict[int, tuple[bool, ...]]) -> _Mine:
+        """Compute this rank's stint, if it has one."""
+        size = self.runner.flat.size
+        if not stints:
+            return _Mine(torch.zeros(size), torch.zeros(self.mean.exact))
+        (stint,) = stints
+        self._agree_on_directions(stint, wanted[stint.worker])
+        began = time.perf_counter()
+        start = self.work.read(stint.version)
+        if self.period.local:
+            rows, finished = self.runner.changes([start], [stint], [wanted[stint.worker]])
+        else:
+            rows, finished = self.runner.gradients([start], [stint], [wanted[stint.worker][0]])
+        exact = torch.cat([rows[0, size:], *(self._memory() if self._moments else [])])
+        self._sleep(len(stint.batches), began)
+        seconds = time.perf_counter() - began
+        return _Mine(
+            rows[0, :size], exact, float(finished.finite[0]), finished.losses[0], seconds, finished.sketches[0]
+        )
+
+    def _whole(self, change: Tensor, exact: Tensor) -> Tensor:
+        """The merged vector as the loop wants it: parameters, then buffers."""
+        whole = torch.cat([change, exact[: self._buffers]]).cpu().to(self.runner.initial.dtype)
+        return whole * self.pace.weight(0, 0.0)
+
+    def _sleep(self, steps: int, began: float) -> None:
+        """Let the stint last as long as drawn, the draws being those of the simulated cluster."""
+        if self.delays is not None:
+            ends = began + self.delays.seconds(self.rank, self._drawn, steps)
+            self._drawn += steps
+            time.sleep(max(0.0, ends - time.perf_counter()))
+
+    def _pass_time(self, stints: Sequence[Stint], seconds: np.ndarray, exchanged: np.ndarray) -> None:
+        """Cluster time, from what everyone measured.
+
+        An exchange takes what it took the rank that came last, for it waited for nobody. That is known one exchange
+        later, so the time of the last one is not in it.
+        """
+        exchange = float(exchanged.min())
+        self._seconds += float(seconds.max()) + exchange
+        if exchange:
+            self._measured.exchange(exchange)
+        for stint in stints:
+            self._measured.step(stint.worker, float(seconds[stint.worker]) / len(stint.batches))
+
+    def telemetry(self) -> State:
+        """Measured seconds of local steps, and of exchanges once the last worker had come."""
+        measured = self._measured.take()
+        return measured if measured["step_seconds"] else {}
+
+    # -------------------------------------------------------------------------------------------------------- sketches
+
+    def _exchange_sketches(
+        self, stints: Sequence[Stint], wanted: dict[int, tuple[bool, ...]], mine: Sketches
+    ) -> tuple[dict[int, Sketches], int]:
+        """Every worker's sketches, and the bytes this rank sent; nothing is sent where none are wanted."""
+        units = {
+            stint.worker: [
+                len(batch.units) if want else 0 for batch, want in zip(stint.batches, wanted[stint.worker], strict=True)
+            ]
+            for stint in stints
+        }
+        most = max((sum(counts) for counts in units.values()), default=0)
+        if not most:
+            return {stint.worker: (None,) * len(stint.batches) for stint in stints}, 0
+        assert self.runner.unit_gradients is not None
+        dtype = torch.float64 if self.runner.initial.dtype == torch.float64 else torch.float32
+        message = torch.zeros(most, self.runner.unit_gradients.dimension, dtype=dtype)
+        given = [rows for rows in mine if rows is not None]
+        if given:
+            rows = torch.cat(given)
+            message[: len(rows)] = rows
+        message = message.to(self.mean.device)
+        received = torch.empty(self.workers, *message.shape, dtype=dtype, device=message.device)
+        with contact():
+            dist.all_gather(list(received), message)
+        received = received.cpu()
+        found: dict[int, Sketches] = {}
+        for worker, counts in units.items():
+            pieces = torch.split_with_sizes(received[worker, : sum(counts)], counts)
+            found[worker] = tuple(rows if want else None for rows, want in zip(pieces, wanted[worker], strict=True))
+        return found, (self.workers - 1) * message.numel() * message.element_size()
+
+    def _agree_on_directions(self, stint: Stint, wanted: tuple[bool, ...]) -> None:
+        """Ghost sketches of all ranks need the same directions: those that rank 0 finds in its first batch of an epoch.
+
+        All ranks come here at the same update: epochs begin together, and with work for everyone.
+        """
+        units = self.runner.unit_gradients
+        if units is None or units.spec.kind != "ghost" or not any(wanted):
+            return
+        refreshed = not self.period.local and self.runner.refresh_directions(stint.batches[0].epoch)
+        if units.state_dict()["directions"] and not refreshed:
+            return
+        if self.rank == 0:
+            self.runner.gradient(self.work.read(stint.version), [stint], [1.0], [True])
+        units.load_state_dict(share(units.state_dict()))
+
+    # -------------------------------------------------------------------------------------------- optimizer memory
+
+    def _memory(self) -> list[Tensor]:
+        """What this rank's optimizer remembers, where that is averaged."""
+        if self.rank not in self.runner.local:  # It met something that was not finite, and its change does not count.
+            return [torch.zeros(self.runner.flat.size) for _ in self._moments]
+        state = self._optimizer_state()
+        return [state[name].float().cpu() for name in self._moments]
+
+    def _combine_momentum(self, averaged: Tensor) -> None:
+        if self.exchange.momentum == "reset":
+            self.runner.combine_momentum([self.rank], "reset")
+        elif self._moments:
+            state = self._optimizer_state()
+            for name, values in zip(self._moments, averaged.view(len(self._moments), -1), strict=True):
+                state[name].copy_(values)
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = next(iter(self.runner.local[self.rank].state.values()))
+        return state
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> State:
+        """All ranks must call this together. Whole on rank 0; elsewhere ``ranks`` is empty."""
+        mine = {"runner": self.runner.state_dict(), "mean": self.mean.state_dict(), "drawn": self._drawn}
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "workers": self.workers,
+            "seconds": self._seconds,
+            "exchange_seconds": self._exchange_seconds,
+            "ranks": gather(mine) or [],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        if state.get("kind") != KIND or state.get("version") != VERSION:
+            raise InputError(f"not the state of a torch cluster, version {VERSION}: {state.get('kind')!r}")
+        if state["workers"] != self.workers:
+            raise InputError(f"the saved cluster had {state['workers']} workers, this one has {self.workers}")
+        mine = state["ranks"][self.rank]
+        self._seconds, self._exchange_seconds = state["seconds"], state["exchange_seconds"]
+        self._drawn = mine["drawn"]
+        self.runner.load_state_dict(mine["runner"])
+        if mine["mean"] is not None:
+            self.mean.load_state_dict(mine["mean"])
+
+
+def moment_names(optimizer: Optimizer) -> list[str]:
+    """Which of an optimizer's memories have one number a parameter; found by taking a step with two parameters."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.zeros(2)
+    trial = optimizer.attach(parameter)
+    trial.step()
+    return sorted(
+        key for key, value in trial.state[parameter].items() if isinstance(value, Tensor) and value.dim() == 1
+    )

@@ -1,0 +1,1 @@
+"""The lab, ``hemiola[lab]``: experiment files, the command line, reference tasks, reports."""

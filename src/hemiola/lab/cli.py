@@ -1,0 +1,309 @@
+"""Verbs of the command line. Heavy imports wait until a verb needs them, so ``hemiola --help`` is quick."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hemiola.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hemiola.lab.experiment import Experiment
+
+app = typer.Typer(
+    help="Data-parallel PyTorch training whose order, period and pace measure and adapt.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Public data sets: list what is there, fetch what is missing.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks of what failed.")]
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from hemiola import __version__
+
+        typer.echo(f"hemiola {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="The experiment file (TOML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for results.csv, log.jsonl and report.html.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file.")
+    ] = None,
+    jobs: JobsOption = None,
+    data: DataOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder already holds.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Run every run x sweep point x seed of an experiment file and compare them."""
+    from hemiola.lab.experiment import Experiment, parse_change
+
+    with _tracebacks(debug):
+        experiment = Experiment.load(file, dict(parse_change(change) for change in changes or []))
+        _run_and_show(experiment, out, data, jobs, resume, debug)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` or `hemiola demo` has begun.")],
+    jobs: JobsOption = None,
+    data: DataOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Go on with a run that was interrupted; the folder knows the experiment and what it was started with."""
+    from hemiola.lab.store import reopen
+
+    with _tracebacks(debug):
+        data, folder = data.absolute() if data else None, folder.absolute()
+        saved = reopen(folder)
+        if saved.directory.is_dir():
+            os.chdir(saved.directory)  # Own tasks may read files that are named from there.
+        _run_and_show(saved.experiment, folder, data or saved.data, jobs or saved.jobs, True, debug)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("hemiola-demo"),
+    jobs: JobsOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Compare the ordinary way with each policy and all three, on real data, in a minute."""
+    from importlib.resources import as_file, files
+
+    from hemiola.lab.experiment import Experiment
+
+    with as_file(files("hemiola.lab") / "demo.toml") as file:
+        experiment = Experiment.load(file)
+    with _tracebacks(debug):
+        _run_and_show(experiment, out, None, jobs, True, debug)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` wrote.")],
+    figure: Annotated[
+        list[Path] | None,
+        typer.Option("--figure", help="Write one figure to this file, e.g. loss-vs-seconds.svg, not the page."),
+    ] = None,
+) -> None:
+    """Write report.html again, or single figures (PNG, SVG, PDF) for papers and slides."""
+    from hemiola.lab.report import write_figure, write_report
+
+    if not figure:
+        typer.echo(f"report: {write_report(folder)}")
+    for path in figure or []:
+        typer.echo(f"figure: {write_figure(folder, path)}")
+
+
+@app.command()
+def tasks() -> None:
+    """List the reference tasks."""
+    from rich.table import Table
+
+    from hemiola.lab.tasks import describe_tasks
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("task", no_wrap=True)
+    for name in ("model", "examples", "convex", "data", "options"):
+        table.add_column(name)
+    for task in describe_tasks():
+        options = ", ".join(f"{key} = {value}" for key, value in task.options.items())
+        model = f"{task.model}, {task.parameters:,} parameters"
+        table.add_row(
+            task.name, model, f"{task.train:,} + {task.test:,}", "yes" if task.convex else "", task.data, options
+        )
+    _console().print(table)
+    typer.echo('\nYour own: task = "package.module:function"; see docs/tasks.md.')
+
+
+@data_app.command("list")
+def data_list(data: DataOption = None) -> None:
+    """Show which data sets are there."""
+    from rich.table import Table
+
+    from hemiola.lab.tasks.fetch import list_sets
+
+    root = _data_folder(data)
+    table = Table("data set", "there", "MB", "what", "files missing", box=None, header_style="bold")
+    for found in list_sets(root):
+        missing = ", ".join(found.missing[:2]) + (", ..." if len(found.missing) > 2 else "")
+        table.add_row(found.name, "yes" if found.present else "no", f"{found.size / 1e6:.1f}", found.title, missing)
+    console = _console()
+    console.print(f"in {root}:" if root else "no data folder: give --data DIR or set HEMIOLA_DATA")
+    console.print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[list[str], typer.Argument(help="Names that `hemiola data list` shows.")],
+    data: DataOption = None,
+) -> None:
+    """Download data sets from their official sources, with checksums."""
+    from rich.progress import DownloadColumn, Progress, TaskID, TransferSpeedColumn
+
+    from hemiola.lab.tasks.fetch import fetch_set
+
+    root = _data_folder(data)
+    if root is None:
+        raise InputError("where to? give --data DIR or set HEMIOLA_DATA")
+    console = _console()
+    with Progress(
+        *Progress.get_default_columns(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bars:
+        rows: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int) -> None:
+            if file not in rows:
+                rows[file] = bars.add_task(file)
+            bars.update(rows[file], completed=done, total=total or None)
+
+        for one in name:
+            for path in fetch_set(one, root, show):
+                console.print(f"{one}: {path}", soft_wrap=True)
+
+
+def _data_folder(given: Path | None) -> Path | None:
+    return given or (Path(os.environ["HEMIOLA_DATA"]) if os.environ.get("HEMIOLA_DATA") else None)
+
+
+@app.command()
+def predict(
+    workers: Annotated[int, typer.Option("--workers", min=1, help="How many workers.")],
+    delay: Annotated[
+        str | None, typer.Option("--delay", help="Law of one local step, e.g. 'shifted-exponential(1, 1)'.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Measured step times instead: numbers, CSV, or a run's log.")
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Only this K.")] = None,
+    slow: Annotated[
+        str, typer.Option("--slow", help="Slow workers, e.g. '3=5' for worker 3 taking five times as long.")
+    ] = "",
+    exchange: Annotated[
+        float | None, typer.Option("--exchange", help="Seconds of one exchange; a run's log has it measured.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Expected time per update, staleness and waste of every pace: theory beside simulation."""
+    from hemiola.timing.predict import parse_slow, predict
+    from hemiola.timing.traces import read_trace
+
+    if (delay is None) == (trace is None):
+        raise InputError("give either --delay or --trace")
+    times = delay if trace is None else read_trace(trace)
+    assert times is not None
+    prediction = predict(workers, times, k=k, slow=parse_slow(slow), exchange=exchange)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(prediction.as_json(), indent=1, allow_nan=False))
+        return
+    console = _console()
+    console.print(prediction.as_table())
+    for line in prediction.conclusions:
+        console.print(line)
+
+
+def _console() -> Console:
+    """Text is printed as it is: names of runs, paths and messages may hold what rich takes for markup or emoji."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+@contextmanager
+def _tracebacks(wanted: bool) -> Iterator[None]:
+    """Show where an `InputError` comes from, if that is wanted, before it becomes one line."""
+    try:
+        yield
+    except InputError:
+        if wanted:
+            typer.echo(traceback.format_exc(), err=True)
+        raise
+
+
+def _run_and_show(
+    experiment: Experiment, out: Path, data: Path | None, jobs: int | None, resume: bool, debug: bool
+) -> None:
+    """Run, write the report, print the table; say what is left to do when it was interrupted."""
+    from hemiola.lab.execute import run_experiment
+    from hemiola.lab.progress import Display
+    from hemiola.lab.report import headline, summary_table, write_report
+
+    console = _console()
+    outcome = run_experiment(experiment, out, data, jobs, resume, Display(console))
+    if outcome.finished:
+        page = write_report(out)
+        console.print(summary_table(out))
+        for line in headline(out):
+            console.print(line)
+        console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", soft_wrap=True)
+    for cell, why in outcome.failed:
+        typer.echo(f"hemiola: {cell.run!r}, seed {cell.seed}, failed: {why}", err=True)
+    if outcome.interrupted:
+        ranks = "TORCHELASTIC_RUN_ID" in os.environ
+        again = ("torchrun ... -m " if ranks else "") + shlex.join(["hemiola", "resume", str(out)])
+        typer.echo(
+            f"hemiola: stopped with {outcome.finished} of {outcome.total} parts finished; go on with: {again}", err=True
+        )
+        raise typer.Exit(130)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: an `InputError` is one line on stderr and exit code 2."""
+    guarded(lambda: app(args=arguments, prog_name="hemiola"))
+
+
+def guarded(call: Callable[[], object]) -> None:
+    """Run a verb; a user's mistake or a full disk ends with one line and code 2, a closed pipe quietly."""
+    try:
+        call()
+    except InputError as error:
+        typer.echo(f"hemiola: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+    except SystemExit as end:
+        verb = end.__context__
+        if verb is not None and isinstance(verb.__cause__, KeyboardInterrupt):  # Typer turns Ctrl-C into code 130.
+            typer.echo("hemiola: stopped", err=True)
+        raise
+    except KeyboardInterrupt:
+        typer.echo("hemiola: stopped", err=True)
+        sys.exit(130)

@@ -1,0 +1,264 @@
+"""Every cell of an experiment, in parallel processes, until all are finished or someone says stop."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from hemiola.clusters.table import REAL
+from hemiola.clusters.torch.group import ContactLost, Place
+from hemiola.contracts import Task
+from hemiola.flat import FlatModel
+from hemiola.lab.experiment import Cell, Experiment
+from hemiola.lab.launching import launch_on
+from hemiola.lab.progress import Display
+from hemiola.lab.ranks import Crew, torch_factory
+from hemiola.lab.store import Store, save_result
+from hemiola.lab.worker import work_on
+from hemiola.training.optimum import optimum
+
+# A cell told to stop finishes its update and writes a checkpoint; then it is ended the hard way.
+STOP_PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Outcome:
+    """How an experiment ended: how many cells are finished, which failed and why, and whether it was interrupted."""
+
+    finished: int
+    total: int
+    failed: list[tuple[Cell, str]]
+    interrupted: bool
+
+
+@dataclass
+class _Active:
+    cell: Cell
+    process: BaseProcess
+    pipe: Connection
+    began: float
+    ended: dict[str, Any] | None = None
+
+
+def run_experiment(
+    experiment: Experiment,
+    folder: Path,
+    data: Path | None = None,
+    jobs: int | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+) -> Outcome:
+    """Run every cell that is not finished, and write results.csv and log.jsonl.
+
+    Args:
+        experiment: What to run.
+        folder: Where results go.
+        data: Folder of the data sets.
+        jobs: Cells side by side; as many as there are cores by default.
+        resume: Go on with what the folder already holds.
+        display: Shows progress; None for silence.
+    """
+    place = Place.find()
+    if place is not None and any(torch_factory(cell) is not None for cell in experiment.cells):
+        return _run_as_rank(place, experiment, folder, data, resume, display or Display.silent())
+    facts = check_with_data(experiment, data)
+    store = Store(folder, experiment)
+    store.open(facts, resume, data, jobs)
+    try:
+        waiting = [cell for cell in experiment.cells if store.finished(cell) is None]
+        display = display or Display.silent()
+        display.begin(len(experiment.cells), len(experiment.cells) - len(waiting))
+        if waiting:
+            _start_fork_server()
+        with _stop_requests() as stop, display:
+            failed = _run_all(waiting, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
+        finished = store.assemble()
+        return Outcome(finished, len(experiment.cells), failed, stop.is_set())
+    finally:
+        store.close()
+
+
+def _run_as_rank(
+    place: Place, experiment: Experiment, folder: Path, data: Path | None, resume: bool, display: Display
+) -> Outcome:
+    """Run every cell together with the other processes that torchrun has started; rank 0 alone has the folder."""
+    cells = experiment.cells
+    crew = Crew(place, cells, experiment.given)
+    store = Store(folder, experiment)
+    try:
+
+        def open_store() -> list[int]:
+            store.open(check_with_data(experiment, data), resume or place.restarts > 0, data)
+            return [number for number, cell in enumerate(cells) if store.finished(cell) is None]
+
+        waiting = crew.agree(open_store)
+        display = display if crew.first else Display.silent()
+        display.begin(len(cells), len(cells) - len(waiting))
+        with _stop_requests() as stop, display:
+            for number in waiting:
+                cell, began = cells[number], time.monotonic()
+                display.started(cell)
+                cell_folder = store.cell_folder(cell)
+                if crew.first:
+                    cell_folder.mkdir(parents=True, exist_ok=True)
+                result = crew.train(cell, data, cell_folder, stop.is_set, partial(display.moved, cell))
+                if result is not None and crew.first:
+                    save_result(cell_folder, result)
+                ended = {"ended": "stopped" if result is None else result.row["status"]}
+                display.ended(cell, ended, result, time.monotonic() - began)
+                if result is None:
+                    break
+        crew.close()
+        if not crew.first:
+            return Outcome(0, len(cells), [], False)
+        return Outcome(store.assemble(), len(cells), [], stop.is_set())
+    except ContactLost as lost:
+        print(f"hemiola: {lost}; go on from the last checkpoint with --resume", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        store.close()
+
+
+def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]:
+    """Build every run once, so that a mistake shows before anything is computed; returns facts about the task."""
+    tasks: dict[str, Task] = {}
+    for cell in experiment.cells:
+        if cell.seed == experiment.seeds[0]:
+            with experiment.blaming(cell.run, cell.point, lambda other: other.plan(data)):
+                plan, _ = cell.plan(data)
+            tasks[str(cell.settings.task)] = plan.task
+    for task in tasks.values():
+        if task.convex:
+            optimum(task)  # Found once here and cached, not once in every process.
+    first = next(iter(tasks.values()))
+    return {
+        "name": first.name,
+        "metric": first.metric,
+        "higher_is_better": first.higher_is_better,
+        "convex": first.convex,
+        "examples": len(first.train),
+        "parameters": FlatModel(first.model()).size,
+    }
+
+
+def _run_all(
+    waiting: list[Cell], store: Store, data: Path | None, jobs: int, stop: threading.Event, display: Display
+) -> list[tuple[Cell, str]]:
+    queue, failed = list(waiting), []
+    active: list[_Active] = []
+    stop_by = float("inf")
+    while active or (queue and not stop.is_set()):
+        while queue and not stop.is_set() and _may_start(queue[0], active, jobs):
+            active.append(_launch(queue.pop(0), store, data))
+            display.started(active[-1].cell)
+        if stop.is_set() and stop_by == float("inf"):
+            stop_by = time.monotonic() + STOP_PATIENCE_SECONDS
+            _tell_to_stop(active)
+        if time.monotonic() > stop_by:
+            for one in active:
+                one.process.kill()
+        wait([one.pipe for one in active] + [one.process.sentinel for one in active], timeout=0.2)
+        for one in list(active):
+            _read(one, display)
+            if not one.process.is_alive():
+                _read(one, display)
+                active.remove(one)
+                ended = one.ended or {"ended": "failed", "error": f"its process ended with code {one.process.exitcode}"}
+                if ended["ended"] == "failed" and not (stop.is_set() and one.ended is None):
+                    failed.append((one.cell, ended["error"]))
+                display.ended(one.cell, ended, store.finished(one.cell), time.monotonic() - one.began)
+                one.pipe.close()
+    return failed
+
+
+def _may_start(cell: Cell, active: list[_Active], jobs: int) -> bool:
+    """A real cluster has the machine to itself: cells side by side would be each other's stragglers."""
+    if any(_is_real(one) for one in [cell, *(running.cell for running in active)]):
+        return not active
+    return len(active) < jobs
+
+
+def _is_real(cell: Cell) -> bool:
+    cluster = cell.settings.cluster
+    return (cluster if isinstance(cluster, str) else cluster.get("name")) in REAL
+
+
+def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:
+    context = _context()
+    mine, theirs = context.Pipe()
+    target = launch_on if torch_factory(cell) is not None else work_on
+    process = context.Process(target=target, args=(cell, store.cell_folder(cell), data, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return _Active(cell, process, mine, time.monotonic())
+
+
+def _read(one: _Active, display: Display) -> None:
+    try:
+        while one.pipe.poll():
+            message = one.pipe.recv()
+            if "ended" in message:
+                one.ended = message
+            elif "note" in message:
+                display.note(one.cell, message["note"])
+            else:
+                display.moved(one.cell, message)
+    except (EOFError, OSError):
+        pass  # The process is gone; whether it had ended well is in one.ended.
+
+
+def _tell_to_stop(active: list[_Active]) -> None:
+    for one in active:
+        try:
+            one.pipe.send("stop")
+        except OSError:
+            continue  # It has ended already.
+
+
+def _context() -> Any:
+    """A fork server that has imported torch once: starting a cell takes milliseconds, and no thread is forked."""
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
+def _start_fork_server() -> None:
+    """Ctrl-C reaches the whole group of processes, and must not end the server while it imports torch."""
+    context = _context()
+    if context.get_start_method() != "forkserver":
+        return
+    context.set_forkserver_preload(["hemiola.lab.worker"])
+    if threading.current_thread() is not threading.main_thread():
+        return  # Only the main thread may set signals; the first cell starts the server.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # A process starts with what its parent ignores.
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event instead of ending this process."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,30 @@
+"""What theory says of each run before it starts, to stand beside what is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hemiola.clusters.shared_options import slow_factors
+from hemiola.lab.experiment import Cell, Experiment
+from hemiola.timing.delays import parse_delay
+from hemiola.timing.theory import mean_staleness, update_time
+
+
+def predicted(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """By run: mean staleness and, where the delays are known and nothing else takes time, seconds per update."""
+    return {cell.run: law for cell in reversed(experiment.cells) if (law := _predict(cell))}
+
+
+def _predict(cell: Cell) -> dict[str, float]:
+    order, period, pace, _, _ = cell.parts()
+    k, workers = getattr(pace, "fixed_k", None), cell.settings.workers
+    if k is None or pace.max_staleness is not None:
+        return {}
+    variant: Any = getattr(pace, "name", None)
+    law = {"staleness": mean_staleness(variant, workers, k)}
+    cluster = cell.settings.cluster if isinstance(cell.settings.cluster, dict) else {}
+    steps_only = not period.local and order.sketch is None and "link" not in cluster and pace.late == "cancel"
+    if steps_only and "delay" in cluster:
+        slow = slow_factors(cluster.get("slow", {}))
+        law["update_seconds"] = update_time(variant, parse_delay(cluster["delay"], cell.base), workers, k, slow).value
+    return law

@@ -1,0 +1,251 @@
+"""One rank of a torch cluster: trains the cells it is given together with the other ranks.
+
+Two ways lead here. `hemiola run` starts the processes of one cell itself (`runs/launching.py`); they call `main`. Under
+torchrun every process is a whole `hemiola run`, and goes through the experiment's cells in step with the others as a
+`Crew`. Rank 0 alone reads and writes files; what others need of them is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import signal
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hemiola.clusters.torch.cluster import CollectiveCluster, Wishes
+from hemiola.clusters.torch.factory import TorchFactory
+from hemiola.clusters.torch.group import ContactLost, Place, check_same, gather, join, leave, share
+from hemiola.clusters.torch.launch import end_with_parent
+from hemiola.errors import InputError
+from hemiola.lab.experiment import Cell
+from hemiola.lab.results import Result, result_of
+from hemiola.lab.store import load_checkpoint, replacing, save_checkpoint, save_result
+from hemiola.training import Training
+from hemiola.training.redeal import redeal
+
+PROGRESS_SECONDS = 0.25
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def torch_factory(cell: Cell) -> TorchFactory | None:
+    """The cell's cluster options; None for a cell of another cluster."""
+    factory = cell.parts()[-1]
+    return factory if isinstance(factory, TorchFactory) else None
+
+
+class RankWatch:
+    """Called after every update: writes checkpoints when all ranks have agreed to, and says whether to go on.
+
+    Args:
+        folder: Of the cell; used by rank 0 only. None keeps no checkpoints.
+        factory: How often to write them.
+        asked_to_stop: Whether this rank has been asked to.
+        tell: Takes progress, on rank 0.
+    """
+
+    def __init__(self, folder: Path | None, factory: TorchFactory, asked_to_stop: Callable[[], bool], tell: Tell):
+        self.folder = folder
+        self.factory = factory
+        self.asked_to_stop = asked_to_stop
+        self.tell = tell
+        self._next_message = 0.0
+        self._last_checkpoint = time.monotonic()
+
+    def __call__(self, training: Training) -> bool:
+        cluster = training.cluster
+        assert isinstance(cluster, CollectiveCluster)
+        if training.status != "running":
+            return True
+        every = self.factory.checkpoint_every_updates
+        if self.folder is not None and (
+            cluster.granted.stop or cluster.granted.checkpoint or (every and training.version % every == 0)
+        ):
+            check_agreement(training)
+            state = training.state_dict()
+            if cluster.rank == 0:
+                save_checkpoint(self.folder, state)
+            self._last_checkpoint = time.monotonic()
+        if cluster.rank == 0:
+            self._report(training)
+        due = time.monotonic() >= self._last_checkpoint + self.factory.checkpoint_every_seconds
+        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=cluster.rank == 0 and due)
+        return not cluster.granted.stop
+
+    def _report(self, training: Training) -> None:
+        now = time.monotonic()
+        if now >= self._next_message:
+            self._next_message = now + PROGRESS_SECONDS
+            loss = training.records[-1]["train_loss"]
+            self.tell({"progress": training.progress, "updates": training.version, "loss": loss})
+
+
+def check_agreement(training: Training) -> None:
+    """Compare weights and orders of all ranks; all must call this.
+
+    Every rank computes them by itself, from the same numbers. Machines of different make may round differently, and a
+    run that went on with ranks apart would be worth nothing.
+    """
+    weights = training.versions[training.version]
+    digest = zlib.crc32(weights.numpy().tobytes())
+    for worker, queue in enumerate(training.queues.state_dict()["queues"]):
+        digest = zlib.crc32(training.plan.order.sequence(worker, queue["epoch"]).tobytes(), digest)
+    everyone = share(gather(digest))
+    apart = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
+    if apart:
+        who = ", ".join(map(str, apart))
+        raise RuntimeError(
+            f"at update {training.version} weights or orders of rank {who} differ from rank 0's; "
+            "their machines round differently: use machines of one kind"
+        )
+
+
+def train_as_rank(cell: Cell, data: Path | None, folder: Path | None, watch: RankWatch) -> Result | None:
+    """Train one cell together with the other ranks of the group; returns None when it was told to stop.
+
+    Args:
+        cell: The same on every rank, with as many workers as there are ranks.
+        data: Folder of the data sets on this machine.
+        folder: Of the cell, on rank 0; None elsewhere, or to keep nothing.
+        watch: Called after every update.
+    """
+    plan, make_cluster = cell.plan(data)
+    training = Training(plan, make_cluster)
+    try:
+        state = share(None if folder is None else load_checkpoint(folder))
+        if state is not None:
+            changed = state["cluster"]["workers"] != training.workers
+            training.load_state_dict(redeal(state, training) if changed else state)
+        status = training.run(watch)
+        return None if status == "running" else result_of(cell, training)
+    finally:
+        training.close()
+
+
+# ------------------------------------------------------------------------------- a process that `hemiola run` started
+
+
+def main(meeting: Path) -> int:
+    """Entry point of a started process.
+
+    ``meeting`` is a folder that the launcher and its ranks share: ``cell`` says what to do, ``progress.json`` is rank
+    0's word to the launcher, ``stop`` the launcher's to rank 0, ``error-R.json`` says why rank R gave up, and
+    ``lost-R.json`` how it noticed that another had died.
+    """
+    end_with_parent()
+    stopped = _stop_signals()
+    place = Place.find()
+    assert place is not None, "started by the launcher"
+    try:
+        cell, data, folder = pickle.loads((meeting / "cell").read_bytes())
+        factory = torch_factory(cell)
+        assert factory is not None
+        factory.claim_device(place.local_rank)
+        join(place, factory.backend, factory.timeout, meeting / f"group-{place.restarts}")
+        watch = RankWatch(
+            folder,
+            factory,
+            lambda: bool(stopped) or (place.rank == 0 and (meeting / "stop").exists()),
+            lambda message: _write(meeting / "progress.json", message | {"restarts": place.restarts}),
+        )
+        result = train_as_rank(cell, data, folder if place.rank == 0 else None, watch)
+        if result is not None and place.rank == 0:
+            save_result(folder, result)
+        leave()
+    except ContactLost as error:
+        _write(meeting / f"lost-{place.rank}.json", {"error": str(error)})
+        # Where a rank has died, code 1 makes the launcher start everyone again; a mistake would only come again.
+        return 0 if any(meeting.glob("error-*.json")) else 1
+    except Exception as error:
+        text = str(error) if isinstance(error, InputError) else f"rank {place.rank}: {type(error).__name__}: {error}"
+        _write(meeting / f"error-{place.rank}.json", {"error": text, "traceback": traceback.format_exc()})
+    return 0
+
+
+def _write(path: Path, message: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(message).encode())
+
+
+def _stop_signals() -> list[int]:
+    """SIGTERM and SIGINT are noted; the update under way ends first."""
+    seen: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: seen.append(number))
+    return seen
+
+
+# ----------------------------------------------------------------------------------------------------- under torchrun
+
+
+class Crew:
+    """The ranks that torchrun has started, going through an experiment's cells together.
+
+    Args:
+        place: This process's.
+        cells: All of the experiment's cells.
+        facts: What must be the same on every machine.
+
+    Attributes:
+        first: Whether this is rank 0, which has the files and talks to the user.
+    """
+
+    def __init__(self, place: Place, cells: list[Cell], facts: dict[str, Any]):
+        self.place = place
+        self.first = place.rank == 0
+        self._factories = {id(cell): self._factory(cell) for cell in cells}
+        backends = {factory.backend for factory in self._factories.values()}
+        if len(backends) > 1:
+            raise InputError("cluster.backend: all runs of one torchrun share one group, got both 'gloo' and 'nccl'")
+        for factory in self._factories.values():
+            factory.claim_device(place.local_rank)
+        join(place, backends.pop(), max(factory.timeout for factory in self._factories.values()))
+        given = json.dumps(facts, sort_keys=True, default=str)
+        check_same({"the experiment": hashlib.sha256(given.encode()).hexdigest()[:12]})
+
+    def agree(self, decide: Callable[[], Any]) -> Any:
+        """What rank 0 decides, on every rank; its `InputError` as well."""
+        error, answer = None, None
+        if self.first:
+            try:
+                answer = decide()
+            except InputError as problem:
+                error = str(problem)
+        error, answer = share((error, answer))
+        if error is not None:
+            if self.first:
+                raise InputError(error)
+            sys.exit(2)  # One line from rank 0 is enough.
+        return answer
+
+    def train(
+        self, cell: Cell, data: Path | None, folder: Path | None, asked_to_stop: Callable[[], bool], tell: Tell
+    ) -> Result | None:
+        """Train one cell on all ranks."""
+        factory = self._factories[id(cell)]
+        here = replace(cell, settings=cell.settings.model_copy(update={"workers": self.place.world}))
+        watch = RankWatch(folder, factory, asked_to_stop, tell)
+        return train_as_rank(here, data, folder if self.first else None, watch)
+
+    def _factory(self, cell: Cell) -> TorchFactory:
+        factory = torch_factory(cell)
+        if factory is None:
+            raise InputError(
+                f"run {cell.run!r}: torchrun is for cluster 'torch', got {cell.settings.cluster!r}; "
+                "run it without torchrun"
+            )
+        if not factory.elastic:
+            factory.check_world(self.place.world)
+        return factory
+
+    def close(self) -> None:
+        """Leave the group."""
+        leave()

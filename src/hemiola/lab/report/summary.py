@@ -1,0 +1,277 @@
+"""How every run ended, over its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from hemiola.lab.report import words
+from hemiola.lab.report.paired import FEWEST, interval
+from hemiola.lab.report.read import Folder, Point, Row, table
+from hemiola.lab.report.seeds import SeedCurve, seed_curves
+
+# The columns of the table, in order; a column appears when a run has something to show in it.
+RESULTS = ("train_gap", "train_loss", "test_loss", "test_metric", "epochs", "seconds", "bytes_per_worker")
+POLICIES = (
+    "updates",
+    "averagings",
+    "mean_period",
+    "weighted_spread",
+    "mean_staleness",
+    "max_staleness",
+    "mean_update_seconds",
+    "units_cancelled",
+    "units_dropped",
+    "idle_share",
+    "wasted_share",
+    "wall_seconds",
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measure of one run: the mean and the sample standard deviation over the seeds that finished.
+
+    Attributes:
+        mean, deviation: NaN when there is none; the deviation of a single seed is NaN.
+        best: Whether it is the best mean of its column, or not shown to be worse than it.
+    """
+
+    mean: float
+    deviation: float
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended at one point of the sweep.
+
+    Attributes:
+        counts: Seeds by status: done, diverged, failed, running.
+        cells: By measure.
+        rows: By seed, the rows of the seeds that finished.
+        curves: By seed, the objective of the seeds that finished.
+        diverged: The seeds that diverged.
+    """
+
+    point: Point
+    counts: Mapping[str, int]
+    cells: Mapping[str, Cell]
+    rows: Mapping[str, Row]
+    curves: Mapping[str, SeedCurve]
+    diverged: tuple[str, ...]
+
+    @property
+    def final(self) -> Cell:
+        """The objective over the last few evaluations of each seed: what runs and points of the sweep are judged by."""
+        return _cell([curve.final for curve in self.curves.values()])
+
+    @property
+    def sound(self) -> bool:
+        """Whether some seed finished and none diverged or failed."""
+        return self.counts["done"] > 0 and self.counts["diverged"] + self.counts["failed"] == 0
+
+    @property
+    def seeds(self) -> str:
+        """``"5 seeds"``, ``"3 seeds, 2 diverged"``."""
+        done = self.counts["done"]
+        text = "1 seed" if done == 1 else f"{done} seeds"
+        others = [f"{count} {status}" for status, count in self.counts.items() if count and status != "done"]
+        return ", ".join([text, *others] if done or not others else others)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run: its best point of the sweep first among all its points."""
+
+    name: str
+    points: tuple[Ended, ...]
+
+    @property
+    def best(self) -> Ended:
+        return self.points[0]
+
+    def at_edge(self) -> list[str]:
+        """Swept keys whose best value is the smallest or largest tried, so that a wider sweep may find a better one."""
+        edges = []
+        for key, value in self.best.point:
+            tried = {dict(one.point)[key] for one in self.points if one.counts["done"] or one.counts["diverged"]}
+            try:
+                values = sorted(map(float, tried))
+            except ValueError:
+                continue
+            # Where the neighbour beyond the edge was tried and diverged, the edge is a real one: it is among the tried.
+            if len(values) > 2 and float(value) in (values[0], values[-1]):
+                edges.append(key)
+        return edges
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The table of the report.
+
+    Attributes:
+        objective: What runs and points of the sweep are judged by: ``train_gap`` or ``train_loss``.
+        runs: In the order of the experiment file.
+        task: The facts of the task.
+    """
+
+    objective: str
+    runs: tuple[RunSummary, ...]
+    task: Mapping[str, Any]
+
+    @property
+    def swept(self) -> bool:
+        return any(len(run.points) > 1 for run in self.runs)
+
+    def columns(self, among: Iterable[str]) -> list[str]:
+        """The measures that at least one run has a number for."""
+        return [name for name in among if any(math.isfinite(run.best.cells[name].mean) for run in self.runs)]
+
+    def unit(self, measure: str) -> tuple[float, str]:
+        """The one unit in which a column is shown: (divisor, name), the name empty for a plain number."""
+        means = [run.best.cells[measure].mean for run in self.runs]
+        return words.unit_of(measure, max(filter(math.isfinite, means), default=0.0))
+
+    def title(self, measure: str) -> str:
+        """A column's heading, with its unit."""
+        unit = self.unit(measure)[1]
+        return words.measure_name(measure, self.task) + (f" ({unit})" if unit else "")
+
+    def shown(self, measure: str, cell: Cell) -> tuple[str, str]:
+        """A cell in its column's unit: (mean, deviation), the deviation empty where there is none."""
+        unit = self.unit(measure)[0]
+        return words.with_deviation(cell.mean / unit, cell.deviation / unit)
+
+
+def summarise(folder: Folder) -> Summary:
+    """Average every run over its seeds and choose each run's best point of the sweep."""
+    objective = "train_gap" if folder.task.get("convex") and _has_gap(folder) else "train_loss"
+    runs = [RunSummary(name, tuple(_points(folder, name, objective))) for name in folder.runs]
+    started = [run for run in runs if run.points]
+    for measure in RESULTS:
+        if direction := _direction(measure, folder):
+            for group in groups(folder, started):
+                best = _best(folder, group, measure, direction)
+                started = [_marked(run, measure) if run.name in best else run for run in started]
+    return Summary(objective, tuple(started), folder.task)
+
+
+def groups(folder: Folder, runs: Iterable[RunSummary]) -> list[list[RunSummary]]:
+    """Runs that may be ranked against each other, in the order of the file; the first of each is the reference.
+
+    Virtual seconds are a prediction and those of a real cluster a measurement: they stand beside each other and do not
+    compete. Nor do different tasks.
+    """
+    made: dict[tuple[bool, str], list[RunSummary]] = {}
+    for run in runs:
+        settings = folder.settings(run.name)
+        made.setdefault((measured(settings), str(settings.get("task"))), []).append(run)
+    return list(made.values())
+
+
+def measured(settings: Mapping[str, object]) -> bool:
+    """Whether the run's seconds were measured on a real cluster."""
+    cluster = settings.get("cluster")
+    name = cluster if isinstance(cluster, str) else table(cluster).get("name", "simulated")
+    return name != "simulated"
+
+
+def _has_gap(folder: Folder) -> bool:
+    logged = (seen.numbers["train_gap"] for log in folder.log.values() for seen in log)
+    return any(map(math.isfinite, (*(row.numbers["train_gap"] for row in folder.rows), *logged)))
+
+
+def _points(folder: Folder, run: str, objective: str) -> list[Ended]:
+    finished: dict[Point, dict[str, Row]] = {}
+    for row in folder.rows:
+        if row.run == run:
+            finished.setdefault(row.point, {})[row.seed] = row
+    for name, point, _ in folder.log:
+        if name == run:
+            finished.setdefault(point, {})
+    running = {
+        point: sum(key[:2] == (run, point) and key[2] not in rows for key in folder.log)
+        for point, rows in finished.items()
+    }
+    ended = [
+        _ended(folder, point, rows, seed_curves(folder, run, point, objective), running[point])
+        for point, rows in finished.items()
+    ]
+    return sorted(ended, key=_rank)
+
+
+def _number(folder: Folder, row: Row, name: str) -> float:
+    """A number of results.csv; what only the log has, from the last line of the run."""
+    if name in row.numbers:
+        return row.numbers[name]
+    log = folder.log.get((row.run, row.point, row.seed))
+    return log[-1].numbers[name] if log else math.nan
+
+
+def _rank(ended: Ended) -> tuple[bool, int, bool, float]:
+    """The best point has the lowest mean over seeds of the final objective, among those that lost the fewest seeds."""
+    value = ended.final.mean
+    lost = ended.counts["diverged"] + ended.counts["failed"]
+    return (not ended.counts["done"], lost, math.isnan(value), 0.0 if math.isnan(value) else value)
+
+
+def _ended(
+    folder: Folder, point: Point, rows: Mapping[str, Row], curves: Mapping[str, SeedCurve], running: int
+) -> Ended:
+    counts = {status: sum(row.status == status for row in rows.values()) for status in ("done", "diverged")}
+    counts |= {"failed": len(rows) - sum(counts.values()), "running": running}
+    done = {seed: row for seed, row in rows.items() if row.status == "done"}
+    cells = {name: _cell([_number(folder, row, name) for row in done.values()]) for name in (*RESULTS, *POLICIES)}
+    diverged = tuple(seed for seed, row in rows.items() if row.status == "diverged")
+    return Ended(point, counts, cells, done, curves, diverged)
+
+
+def _cell(values: Sequence[float]) -> Cell:
+    if not values or not all(map(math.isfinite, values)):
+        return Cell(math.nan, math.nan)
+    try:
+        return Cell(fmean(values), stdev(values) if len(values) > 1 else math.nan)
+    except OverflowError:
+        return Cell(math.nan, math.nan)
+
+
+def _direction(measure: str, folder: Folder) -> int:
+    """+1 where more is better, -1 where less is, 0 where neither is (or where the experiment fixed it)."""
+    if measure == "test_metric":
+        return 1 if folder.task.get("higher_is_better", True) else -1
+    if measure in ("train_gap", "train_loss", "test_loss"):
+        return -1
+    fixed = table(folder.shared.get("stop")).get(measure) is not None
+    return -1 if measure in ("seconds", "bytes_per_worker") and not fixed else 0
+
+
+def _best(folder: Folder, runs: Sequence[RunSummary], measure: str, direction: int) -> set[str]:
+    """The runs with the best mean of a column, and those not shown to be worse than it; none if that is all of them.
+
+    "Shown" means by the differences seed by seed. Runs that lost a seed are not marked: their mean is that of the seeds
+    that survived. Below three seeds nothing is shown and nothing is marked.
+    """
+    sound = [run for run in runs if run.best.sound and math.isfinite(run.best.cells[measure].mean)]
+    if not sound:
+        return set()
+    best = max(sound, key=lambda run: direction * run.best.cells[measure].mean)
+    slack = 1e-6 * abs(best.best.cells[measure].mean)
+    worse = set()
+    for run in sound:
+        seeds = [seed for seed in best.best.rows if seed in run.best.rows]
+        here, there = ([_number(folder, one.best.rows[seed], measure) for seed in seeds] for one in (best, run))
+        behind = [direction * (one - other) for one, other in zip(here, there, strict=True)]
+        if len(seeds) >= FEWEST and all(map(math.isfinite, behind)):
+            over = interval(behind)
+            if over.sign > 0 and over.mean > slack:
+                worse.add(run.name)
+    return {run.name for run in sound} - worse if worse else set()
+
+
+def _marked(run: RunSummary, measure: str) -> RunSummary:
+    cells = {**run.best.cells, measure: replace(run.best.cells[measure], best=True)}
+    return replace(run, points=(replace(run.best, cells=cells), *run.points[1:]))

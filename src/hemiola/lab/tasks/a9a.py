@@ -1,0 +1,42 @@
+"""Adult census income as 123 binary features (LIBSVM's a9a): does a person earn more than 50,000 dollars a year?"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hemiola.lab.tasks.files import require
+from hemiola.lab.tasks.readers import read_libsvm
+from hemiola.lab.tasks.task import Task, correct_sign, logistic_loss
+
+FEATURES = 123
+
+
+@cache
+def _people(root: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    return _part(root / "a9a/a9a"), _part(root / "a9a/a9a.t")
+
+
+def _part(path: Path) -> tuple[Tensor, Tensor]:
+    inputs, targets = read_libsvm(path, FEATURES)
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def logistic(*, l2: float = 1e-4, data: Path | None = None) -> Task:
+    """Logistic regression on a9a; convex while l2 > 0."""
+    train, test = _people(require("a9a", data))
+    return Task(
+        name="a9a-logistic",
+        model=partial(nn.Linear, FEATURES, 1),
+        train=train,
+        test=test,
+        losses=logistic_loss,
+        scores=correct_sign,
+        convex=l2 > 0,
+        l2=l2,
+        lr=0.1,
+        batch=16,
+    )

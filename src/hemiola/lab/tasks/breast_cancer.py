@@ -1,0 +1,46 @@
+"""Breast tumours, malignant or benign, from scikit-learn: 569 examples of 30 measurements, the first 469 for training.
+
+Wolberg, Mangasarian, Street, Street, "Breast Cancer Wisconsin (Diagnostic)", UCI Machine Learning Repository, 1993.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from hemiola.lab.tasks.task import Task, correct_sign, logistic_loss
+
+TRAIN = 469
+
+
+@cache
+def _tumours() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_breast_cancer
+
+    inputs, targets = load_breast_cancer(return_X_y=True)
+    seen = inputs[:TRAIN]
+    inputs = (inputs - seen.mean(axis=0)) / seen.std(axis=0)
+    return torch.from_numpy(inputs).to(torch.float32), torch.from_numpy(targets).to(torch.int64)
+
+
+def logistic(*, l2: float = 1e-3) -> Task:
+    """Logistic regression on breast-cancer, inputs standardised by the training part; convex while l2 > 0."""
+    inputs, targets = _tumours()
+    return Task(
+        name="breast-cancer-logistic",
+        model=_linear,
+        train=(inputs[:TRAIN], targets[:TRAIN]),
+        test=(inputs[TRAIN:], targets[TRAIN:]),
+        losses=logistic_loss,
+        scores=correct_sign,
+        convex=l2 > 0,
+        l2=l2,
+        lr=0.1,
+        batch=1,
+    )
+
+
+def _linear() -> nn.Module:
+    return nn.Linear(30, 1)

@@ -1,0 +1,160 @@
+"""The averaged numbers of a model: where the last averaging left them (the anchor), and how an exchange moves them.
+
+The anchor is the same on every rank, to the bit. Ranks send changes from it, because a change survives a narrow wire,
+and because the spread, mean ||d_i||^2 - ||mean d||^2, loses nothing to cancellation when the d_i are small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hemiola.contracts import State
+from hemiola.errors import InputError
+from hemiola.loops.flight import Flight, Snapshot
+from hemiola.loops.layout import Layout
+from hemiola.loops.notes import Kind, Note
+from hemiola.loops.peers import Roster
+from hemiola.wire.exchange import Exchange
+from hemiola.wire.group_mean import GroupMean, Merged
+
+
+class Anchored:
+    """The layout of a model, its anchor, and the exchange that may be under way.
+
+    Attributes:
+        layout: The tensors.
+        flight: The exchange under way.
+    """
+
+    def __init__(
+        self, layout: Layout, exchange: Exchange, group: dist.ProcessGroup | None, roster: Roster | None
+    ) -> None:
+        self.layout = layout
+        self.flight: Flight | None = None
+        self._exchange = exchange
+        self._group = group
+        self._roster = roster
+        self._mean: GroupMean | None = None
+        self.anchor, self.exact_anchor = layout.gather()
+
+    def send(self, note: Note, delay: int) -> None:
+        """Begin an exchange that lands after ``delay`` more steps."""
+        mean = self._ready()
+        self.layout.check_frozen()
+        lossy, exact = self.layout.gather()
+        change = lossy - self.anchor, _minus(exact, self.exact_anchor)
+        snapshot = Snapshot(lossy, exact, note.steps, note.local)
+        self.flight = Flight(lambda: self._trade(mean, change, note), snapshot, note.steps + delay)
+
+    def _trade(self, mean: GroupMean, change: tuple[Tensor, Tensor], note: Note) -> Merged:
+        if self._roster is None:
+            return mean(*change, note.row())
+        number = mean.count
+        try:
+            self._roster.sign(number)
+            return mean(*change, note.row(), remember=note.kind != Kind.LOOK)
+        except RuntimeError as error:
+            raise self._roster.explain(number, note.steps, error) from error
+
+    def land(self, step: int) -> None:
+        """Move anchor and weights by the result of the flight, ``step`` being the steps taken by now."""
+        assert self.flight is not None
+        merged, snapshot = self.flight.land(), self.flight.snapshot
+        self.flight = None
+        if self._group is None:  # the mean of one: nothing moves, not even by a rounding
+            self.anchor, self.exact_anchor = snapshot.lossy, snapshot.exact
+        else:
+            self.anchor, self.exact_anchor = self._after(merged)
+            if step == snapshot.step:
+                self.layout.scatter(self.anchor, self.exact_anchor)
+            else:
+                lossy, exact = self.layout.gather()
+                lossy += self.anchor - snapshot.lossy
+                exact += _minus(self.exact_anchor, snapshot.exact)
+                self.layout.scatter(lossy, exact)
+        if self._exchange.momentum == "reset":
+            self.layout.reset_moments()
+
+    def look(self, note: Note) -> tuple[Merged, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Exchange without a trace: what came, the mean of all ranks' numbers, and this rank's own."""
+        mean = self._ready()
+        own = ahead = self.layout.gather()
+        anchors = self.anchor, self.exact_anchor
+        if self.flight is not None:  # see the numbers as they will be when it has landed
+            snapshot = self.flight.snapshot
+            anchors = self._after(self.flight.land())
+            ahead = own[0] + (anchors[0] - snapshot.lossy), own[1] + _minus(anchors[1], snapshot.exact)
+        change = ahead[0] - anchors[0], _minus(ahead[1], anchors[1])
+        merged = self._trade(mean, change, note)
+        if self._group is None:
+            return merged, ahead, own
+        return merged, (anchors[0] + merged.change.to(anchors[0]), anchors[1] + merged.exact.to(anchors[1])), own
+
+    def _after(self, merged: Merged) -> tuple[Tensor, Tensor]:
+        return self.anchor + merged.change.to(self.anchor), self.exact_anchor + merged.exact.to(self.exact_anchor)
+
+    def _ready(self) -> GroupMean:
+        """The mean; built at the first exchange, when the optimizer has its state."""
+        if self._mean is None:
+            if self._exchange.momentum == "average" and not self.layout.moments:
+                self._add_moments(self._agree(self.layout.own_moments()))
+            self._mean = GroupMean(
+                self._group,
+                lossy=self.layout.lossy,
+                exact=self.layout.exact,
+                counted=self.layout.counted,
+                codec=self._exchange.codec,
+                feedback=self._exchange.feedback,
+            )
+        return self._mean
+
+    def _add_moments(self, names: list[str]) -> None:
+        self.layout.moments = names
+        self.anchor = torch.nn.functional.pad(self.anchor, (0, self.layout.lossy - self.anchor.numel()))
+
+    def _agree(self, mine: list[str]) -> list[str]:
+        """A rank whose branch had no gradient yet may lack some of the optimizer's state; all lay out the union."""
+        if self._group is None:
+            return mine
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(everyone, mine, group=self._group)
+        return sorted({name for names in everyone for name in names})
+
+    def state_dict(self) -> State:
+        flight = None
+        if self.flight is not None:
+            merged = self.flight.land()
+            flight = {**asdict(merged), "notes": torch.from_numpy(merged.notes)}
+            flight |= {"snapshot": asdict(self.flight.snapshot), "due": self.flight.due}
+        return {
+            "anchor": self.anchor,
+            "exact_anchor": self.exact_anchor,
+            "moments": list(self.layout.moments),
+            "mean": None if self._mean is None else self._mean.state_dict(),
+            "flight": flight,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self._add_moments(list(state["moments"]))
+        sizes = state["anchor"].numel(), state["exact_anchor"].numel()
+        if sizes != (self.layout.lossy, self.layout.exact):
+            expected = self.layout.lossy, self.layout.exact
+            raise InputError(f"this averager's state is of another model: {sizes} numbers, this one has {expected}")
+        self.anchor = state["anchor"].to(self.anchor)
+        self.exact_anchor = state["exact_anchor"].to(self.exact_anchor)
+        if state["mean"] is not None:
+            self._ready().load_state_dict(state["mean"])
+        if state["flight"] is not None:
+            landed = {**state["flight"], "notes": state["flight"]["notes"].numpy()}
+            due, snapshot = landed.pop("due"), Snapshot(**landed.pop("snapshot"))
+            self.flight = Flight(lambda: Merged(**landed), snapshot, due)
+
+
+def _minus(one: Tensor, other: Tensor) -> Tensor:
+    """The difference; 0 where both are equal, also where both are infinite (a buffer may be an attention mask)."""
+    return torch.where(one == other, 0.0, one - other)

@@ -1,0 +1,416 @@
+"""The averager: periodic averaging in a PyTorch loop of one's own.
+
+Every rank counts its optimizer steps. After ``period.length`` of them it sends its change since the last averaging (the
+*anchor*, the same on every rank), and everybody goes on from the mean. Decisions use numbers that came out of the
+exchange only, so every rank takes the same ones:
+
+    stepped:  count; at the first step of a stint ask the period for its length; land what is due; at the last average
+    average:  snapshot -- change = snapshot - anchor -- exchange (at once, or while `overlap` more steps are taken)
+    land:     anchor += mean change;  weights += anchor - snapshot;  tell the period what was measured
+
+A rank that has finished its loop keeps the others company, with weight 0, until all have: ranks may have different
+numbers of steps (uneven shards, skipped mixed-precision steps) and still no one waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import fmean, median
+from types import TracebackType
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from hemiola.checks import one_of, own_state, whole
+from hemiola.contracts import Averaging, Period, State
+from hemiola.errors import InputError
+from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
+from hemiola.loops.anchor import Anchored
+from hemiola.loops.hooks import Undo, after_attempt, after_step, without_all_reduce
+from hemiola.loops.layout import Layout
+from hemiola.loops.notes import Kind, Note, Notes
+from hemiola.loops.peers import RankLostError, Roster
+from hemiola.period.measuring import Adaptive
+from hemiola.wire.exchange import Exchange
+from hemiola.wire.group_mean import Merged
+
+log = logging.getLogger("hemiola.averager")
+
+# A tenth of a step of waiting is cheaper than training one more step on weights that are not averaged yet.
+WORTH_WAITING = 0.1
+
+
+@dataclass(frozen=True)
+class Record:
+    """One averaging, as ``Averager.history`` keeps it.
+
+    Attributes:
+        step: Optimizer steps taken when it began.
+        period: Local steps that led to it.
+        spread: Measured spread of the weights.
+        lr: Learning rate of the last of these steps (the largest, with several parameter groups).
+        c2: ADPSGD's constant so far; None for other periods.
+        bytes: Sent by this rank.
+        seconds: From sending to having received everything.
+        delay: Local steps taken meanwhile.
+        left_out: Ranks whose change was not finite and did not count.
+    """
+
+    step: int
+    period: int
+    spread: float
+    lr: float
+    c2: float | None
+    bytes: int
+    seconds: float
+    delay: int
+    left_out: int
+
+
+class Averager:
+    """Averages a model over ranks every so many optimizer steps, as a context manager around an unchanged loop::
+
+        averager = hemiola.Averager(model, optimizer, period=hemiola.Adaptive(start=4), wire="int8")
+        with averager:
+            for x, y in loader:
+                optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
+
+    On entry every rank receives the first rank's weights, and it is checked that all train the same model with the same
+    learning rates. At the end of the block the weights are averaged a last time; when an exception leaves the block,
+    no collective runs. In a single process everything works and there is nobody to average with.
+
+    Args:
+        model: A module, or a DistributedDataParallel, whose gradient all-reduce is switched off inside the block.
+        optimizer: Its optimizer; steps are counted, not micro-batches.
+        period: When to average. Not `Full`, which is what DistributedDataParallel does.
+        wire: See `Exchange`, also for the next four.
+        error_feedback: Add what the wire rounded away to the next message.
+        momentum: What becomes of the optimizer's state at an averaging.
+        overlap: Local steps taken while an averaging is under way, or ``"auto"``.
+        buffers: ``"average"`` BatchNorm's running statistics and other buffers, or leave them ``"local"``.
+        process_group: The ranks to average over; None for all, in a group of the averager's own. A group that is given
+            keeps its own time-out, and with ``overlap`` the loop must not use it for other collectives.
+        steps: Optimizer steps of the whole run, so that the period knows its progress. Without it `Adaptive` and
+            `Budget` calibrate on their first 50 averagings; `Decreasing` and `PostLocal` need it.
+        scaler: The GradScaler of a mixed-precision loop, so that skipped steps count alike on all ranks.
+        hook: Count the optimizer's steps; False to call `step` by hand.
+        timeout: Seconds to wait for the other ranks before `RankLostError`.
+        checkpoint: Folder in which every surviving rank leaves a file when another rank is lost.
+
+    Attributes:
+        history: One `Record` for every averaging since this object was made.
+        bytes_sent: By this rank, all averagings and looks together.
+    """
+
+    KIND, VERSION = "averager", 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        period: Period | None = None,
+        wire: Literal["fp32", "bf16", "int8", "int4"] = "fp32",
+        error_feedback: bool = True,
+        momentum: Literal["local", "average", "reset"] = "local",
+        buffers: Literal["average", "local"] = "average",
+        overlap: int | Literal["auto"] = 0,
+        process_group: dist.ProcessGroup | None = None,
+        steps: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        hook: bool = True,
+        timeout: float = 1800.0,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.period = Adaptive() if period is None else period
+        if not isinstance(self.period, Period):
+            raise InputError(f"period must be a period such as hemiola.Adaptive(start=4), got {period!r}")
+        if not self.period.local:
+            raise InputError("period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here")
+        if steps is None and getattr(self.period, "needs_progress", False):
+            raise InputError(f"period {type(self.period).__name__} depends on the length of the run: give steps=...")
+        if timeout <= 0:
+            raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")
+        self.exchange = Exchange(wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap)
+        self.model, self.optimizer = model, optimizer
+        self.steps = None if steps is None else whole("steps", steps, 1)
+        self.history: list[Record] = []
+        self.bytes_sent = 0
+        self._buffers = one_of("buffers", buffers, ["average", "local"])
+        self._scaler = scaler
+        self._hook = hook
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._timeout = float(timeout)
+        self._outer_group = process_group
+
+        self._step = 0  # optimizer steps (attempts, with a scaler) since the start of the run
+        self._local = 0  # of these, since the last averaging began
+        self._length = 0  # of the present stint; decided at its first step
+        self._delay = 0 if isinstance(overlap, str) else overlap
+        self._losses: list[float] = []
+        self._transfer = 0.0  # seconds of this rank's last exchange
+        self._pace: deque[float] = deque(maxlen=16)  # seconds of the last local steps
+        self._clock = 0.0
+        self._entered = False
+        self._undo: list[Undo] = []
+        self._group: dist.ProcessGroup | None = None
+        self._roster: Roster | None = None
+        self._anchored: Anchored | None = None
+        self._resumed: State | None = None
+
+    # ---------------------------------------------------------------------------------------------------- the context
+
+    def __enter__(self) -> Averager:
+        if self._entered:
+            raise InputError("this averager is already entered")
+        self._meet()
+        self._undo = [without_all_reduce(self.model)]
+        if self._hook and self._scaler is None:
+            self._undo.append(after_step(self.optimizer, self._stepped))
+        elif self._hook and self._scaler is not None:
+            self._undo.append(after_attempt(self._scaler, self.optimizer, self._stepped))
+        self._entered = True
+        self._clock = time.perf_counter()
+        return self
+
+    def _meet(self) -> None:
+        """Get a process group of our own, agree on everything, and start from the same weights."""
+        distributed = dist.is_available() and dist.is_initialized()
+        ranks = dist.get_process_group_ranks(self._outer_group) if distributed else [0]
+        refuse(self.model, ranks)
+        layout = Layout(self.model, self.optimizer, self._buffers == "average")
+        if len(ranks) > 1:
+            self._group = self._outer_group
+            if self._group is None:
+                # A group of our own: an averaging under way cannot mix with the loop's collectives. Among some ranks
+                # only, torch cannot make one safely: its name would depend on how many groups each rank made before.
+                self._group = dist.new_group(timeout=timedelta(seconds=self._timeout))
+            self._roster = Roster(self._group, self._timeout)
+            anchor = None if self._resumed is None else self._resumed["anchored"]["anchor"]
+            settings = f"{type(self.period).__name__}, {self.exchange}, buffers={self._buffers!r}, steps={self.steps}"
+            check_same(layout, self.optimizer, settings, self._group, anchor)
+            if self._resumed is None:
+                copy_from_first(self.model, layout, self._group)
+        self._anchored = Anchored(layout, self.exchange, self._group, self._roster)
+        if self._resumed is not None:
+            self._anchored.load_state_dict(self._resumed["anchored"])
+            self._resumed = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._entered = False
+        if error is not None:
+            if self._roster is not None and not isinstance(error, RankLostError):  # then someone else left first
+                self._roster.leave(f"{type(error).__name__}: {error}")
+            return
+        self._land()
+        self._close()
+        if self._group is not None and self._outer_group is None:
+            dist.destroy_process_group(self._group)
+        self._group = self._roster = None
+
+    def _close(self) -> None:
+        """Average a last time, then keep the others company until every rank has done so."""
+        kind = Kind.LEAVING
+        while not self._average(kind).everyone_leaves:
+            kind = Kind.LEFT
+
+    # ---------------------------------------------------------------------------------------------------- the counting
+
+    def step(self) -> None:
+        """Count one optimizer step, with ``hook=False``: once per iteration, on every rank at the same places."""
+        if not self._entered:
+            raise InputError("averager.step() was called outside `with averager:`")
+        if self._hook:
+            raise InputError("the averager counts optimizer steps by itself; give hook=False to call step() instead")
+        self._stepped()
+
+    def observe(self, loss: float) -> None:
+        """Tell the averager a training loss of the present stint. Optional: only the ramp of `Adaptive` looks at it."""
+        self._losses.append(float(loss))
+
+    def _stepped(self) -> None:
+        self._pace.append(time.perf_counter() - self._clock)
+        self._step += 1
+        self._local += 1
+        if self._local == 1:
+            # Before anything lands: what the period knows now is the same on every rank, whenever messages arrive.
+            self._length = self._cut(
+                self.period.length(max(learning_rates(self.optimizer)), self._progress(self._step - 1))
+            )
+        flight = self._ready.flight
+        if flight is not None and (self._step >= flight.due or self._local >= self._length):
+            self._land()
+        if self._local >= self._length:
+            if self._delay == 0:
+                self._average(Kind.AVERAGE)
+            else:
+                self._send(Kind.AVERAGE, self._delay)
+        self._clock = time.perf_counter()
+
+    def _cut(self, length: int) -> int:
+        """A stint that begins with this step ends with the run, if its length is known and it has not been exceeded."""
+        left = length if self.steps is None else self.steps - self._step + 1
+        return min(length, left) if left > 0 else length
+
+    def _progress(self, step: int) -> float:
+        return 0.0 if self.steps is None else min(1.0, step / self.steps)
+
+    # --------------------------------------------------------------------------------------------------- the averaging
+
+    def _average(self, kind: Kind) -> Notes:
+        self._send(kind, 0)
+        notes = self._land()
+        assert notes is not None
+        return notes
+
+    def _send(self, kind: Kind, delay: int) -> None:
+        self._ready.send(self._note(kind), delay)
+        self._local = 0
+        self._losses = []
+
+    def _note(self, kind: Kind) -> Note:
+        counts = kind in (Kind.AVERAGE, Kind.LOOK) or (kind == Kind.LEAVING and self._local > 0)
+        return Note(
+            weight=1.0 if counts else 0.0,
+            kind=kind,
+            steps=self._step,
+            local=self._local,
+            lr=max(learning_rates(self.optimizer)),
+            loss=fmean(self._losses) if self._losses else math.nan,
+            transfer=self._transfer,
+            pace=median(self._pace) if self._pace else 0.0,
+        )
+
+    def _land(self) -> Notes | None:
+        """Apply the exchange that is under way, if there is one."""
+        flight = self._ready.flight
+        if flight is None:
+            return None
+        with self._checkpoint_if_lost():
+            merged = flight.land()
+        self.bytes_sent += merged.bytes
+        notes = Notes(merged.notes)
+        if notes.look:  # this rank has left and only kept the others company
+            self._ready.flight = None
+            return notes
+        self._transfer = merged.seconds
+        self._ready.land(self._step)
+        if notes.came:
+            self._tell_period(merged, notes, delay=self._step - flight.snapshot.step)
+        return notes
+
+    def _tell_period(self, merged: Merged, notes: Notes, delay: int) -> None:
+        step = max(note.steps for note in notes.came)
+        local = max(note.local for note in notes.came)
+        lr = notes.lr
+        left_out = len(notes.came) - len(notes.counted)
+        if left_out:
+            log.warning("step %d: the change of %d ranks was not finite and is left out", step, left_out)
+        if notes.counted:
+            seen = Averaging(step, self._progress(step), lr, merged.spread, merged.movement, notes.loss, local)
+            self.period.averaged(seen)
+        if self.exchange.overlap == "auto":
+            self._delay = notes.delay(WORTH_WAITING)
+        c2 = self.period.telemetry().get("c2")
+        record = Record(step, local, merged.spread, lr, c2, merged.bytes, merged.seconds, delay, left_out)
+        self.history.append(record)
+        log.info("averaged %s", asdict(record))
+
+    @contextmanager
+    def _checkpoint_if_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except RankLostError as lost:
+            if self._checkpoint is not None:
+                lost.checkpoint = str(self._save(self._checkpoint))
+                lost.args = (f"{lost}; the weights of the last averaging are in {lost.checkpoint}",)
+            raise
+
+    # ------------------------------------------------------------------------------------ consistent weights, and state
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The mean of all ranks' weights and buffers inside the block; training then goes on as if nothing had been.
+
+        For evaluation and checkpoints at any moment. Every rank must enter it at the same step. Outside the averager's
+        own context, and before the first step, all ranks hold the same weights and nothing is exchanged.
+        """
+        if not self._entered or self._step == 0:
+            yield self.model
+            return
+        with self._checkpoint_if_lost():
+            merged, mean, own = self._ready.look(self._note(Kind.LOOK))
+        self.bytes_sent += merged.bytes
+        Notes(merged.notes).look  # noqa: B018 - raises where ranks disagree
+        self._ready.layout.scatter(*mean)
+        try:
+            yield self.model
+        finally:
+            self._ready.layout.scatter(*own)
+            self._clock = time.perf_counter()
+
+    def state_dict(self) -> State:
+        """This rank's state, for an exact resume with the model's and the optimizer's own states. Not a collective."""
+        if self._resumed is not None:
+            return self._resumed
+        return {
+            "kind": self.KIND,
+            "version": self.VERSION,
+            "period": self.period.state_dict(),
+            "exchange": asdict(self.exchange),
+            "step": self._step,
+            "local": self._local,
+            "length": self._length,
+            "delay": self._delay,
+            "transfer": self._transfer,
+            "losses": list(self._losses),
+            "anchored": self._ready.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over a state saved by the same rank of a run with the same settings, before the context is entered."""
+        own_state(state, self.KIND, self.VERSION)
+        if self._entered:
+            raise InputError("load the averager's state before `with averager:`, not inside")
+        if state["exchange"] != asdict(self.exchange):
+            raise InputError(f"this averager's state was saved with {state['exchange']}, not {asdict(self.exchange)}")
+        self.period.load_state_dict(state["period"])
+        self._step, self._local, self._length = state["step"], state["local"], state["length"]
+        self._delay, self._transfer, self._losses = state["delay"], state["transfer"], list(state["losses"])
+        self._resumed = state
+
+    @property
+    def _ready(self) -> Anchored:
+        if self._anchored is None:
+            raise InputError("this averager has not been entered yet: `with averager:`")
+        return self._anchored
+
+    def _save(self, folder: Path) -> Path:
+        """Write the weights of the last averaging, which every rank holds alike, and this rank's own states."""
+        anchored = self._ready
+        anchored.flight = None
+        anchored.layout.scatter(anchored.anchor, anchored.exact_anchor)
+        self._local, self._losses = 0, []
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank-{dist.get_rank()}.pt"
+        partial = path.with_suffix(".partial")
+        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+        torch.save({"model": model, "optimizer": optimizer, "averager": self.state_dict()}, partial)
+        partial.replace(path)
+        return path

@@ -1,0 +1,144 @@
+"""What the sampler says when a loop does not do what it counts on: each kind once, in the epoch it happens in."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from torch import nn
+
+from hemiola.errors import SamplerWarning
+from hemiola.loops.epoch import Epoch
+from hemiola.loops.watch import Watch
+
+TRACK = "`for batch in sampler.track(loader)` knows examples by their numbers instead"
+
+
+class Notices:
+    """Warnings of one sampler, each kind once.
+
+    Args:
+        rank: Named in the warnings.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._told: set[str] = set()
+
+    def say(self, kind: str, text: str) -> None:
+        """Warn, once for each kind."""
+        if kind not in self._told:
+            self._told.add(kind)
+            warnings.warn(text, SamplerWarning, stacklevel=4)
+
+    # -------------------------------------------------------------------------------------------- as it happens
+
+    def surplus(self, epoch: Epoch) -> None:
+        self.say(
+            "surplus",
+            f"rank {self._rank}'s model was trained on {epoch.counted} examples in epoch {epoch.number}, but its "
+            f"sampler has handed out only {epoch.issued}. Either a framework has replaced the sampler (Lightning: "
+            "use_distributed_sampler=False), or the loop runs the model several times per batch. This epoch is not "
+            f"balanced; {TRACK}",
+        )
+
+    def reordered(self, who: str) -> None:
+        self.say(
+            "reordered",
+            f"{who} may change the order of what the sampler hands out, so that counting batches does not tell which "
+            f"examples they are; {TRACK}",
+        )
+
+    def unmatched(self, why: str) -> None:
+        self.say("unmatched", f"nothing is learnt from some batches, because {why}")
+
+    def untracked(self) -> None:
+        self.say(
+            "untracked",
+            "a model was trained on batches that did not come through the tracked loader (it may have made its "
+            "iterator before `track`, or another loader is used); examples are counted instead",
+        )
+
+    def foreign(self, example: int) -> None:
+        self.say(
+            "foreign",
+            f"the tracked loader yields example {example}, which this sampler has not handed out in this epoch; "
+            "nothing is learnt from batches of other examples",
+        )
+
+    # ---------------------------------------------------------------------------------------- at an epoch's end
+
+    def unwatched(self, epoch: Epoch, order: str) -> None:
+        self.say(
+            "unwatched",
+            f"all of epoch {epoch.number} was handed out, but no model is watched, so the order {order!r} learns "
+            "nothing and stays as it is: put the loop into `with sampler.watch(model)`, or call sampler.attach(model)",
+        )
+
+    def missing(self, epoch: Epoch, missing: int, tracked: bool) -> None:
+        happened = "came out of the loader again" if tracked else "were trained on"
+        skipped = f" ({epoch.unused} forward passes had no backward pass: skipped batches?)" if epoch.unused else ""
+        early = "a" if tracked else "If you did not leave the loop early, a"
+        self.say(
+            "missing",
+            f"{missing} of the {epoch.issued} examples rank {self._rank}'s sampler handed out in epoch {epoch.number} "
+            f"never {happened}{skipped}. {early[0].upper() + early[1:]} framework has sharded the sampler a second "
+            "time: tell it not to (Lightning: use_distributed_sampler=False; Accelerate: do not prepare the loader)"
+            + ("" if tracked else f", or batches or examples were left out, and others were taken for them; {TRACK}"),
+        )
+
+    def uncertain(self, epoch: Epoch) -> None:
+        why = f"{epoch.unused} forward passes had no backward pass" if epoch.unused else "batches were of uneven size"
+        self.say(
+            "uncertain",
+            f"in epoch {epoch.number} {why}, and the loop was left early, so it cannot be told whether batches or "
+            f"examples were left out and others taken for them; {TRACK}",
+        )
+
+    def learnt_nothing(self, epoch: Epoch, watch: Watch, model: nn.Module) -> None:
+        self.say(
+            "nothing",
+            f"nothing was learnt in epoch {epoch.number}, so the order stays as it is: {_cause(watch, model)}",
+        )
+
+
+def _cause(watch: Watch, model: nn.Module) -> str:
+    seen, name = watch.seen, type(model).__name__
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    if not seen.passes and watch.updated():
+        return (
+            f"the watched {name} was trained, but never called. The loop calls something else, such as a method of it "
+            "(model.loss(x, y)), a part, or a wrapper made of it; let that be what is watched, or call the model"
+        )
+    if not seen.passes:
+        return f"the watched {name} was neither called nor trained; is another model, or a copy, the one that is?"
+    if seen.summed:
+        return (
+            "one backward pass carries the summed losses of several batches, and with a batch a unit their gradients "
+            "cannot be told apart; call backward for each, or use unit = 1"
+        )
+    if seen.unhooked and compiled:
+        return (
+            f"the watched {name} is compiled, so that hooks inside of it do not run; use unit = the batch size, or "
+            "watch it before its first call"
+        )
+    if seen.unhooked:
+        return f"gradients came back through the watched {name}, but to none of the layers that ghosts know"
+    if seen.mute:
+        return f"no tensor with a gradient was found in the {seen.mute} that the watched {name} returns"
+    return f"no gradient came back through what the watched {name} returns"
+
+
+def who_draws() -> tuple[str | None, bool]:
+    """Who asks the sampler for an iterator: a module that is not torch's, and whether batches come in any order."""
+    frame = sys._getframe(2)
+    module = str(frame.f_globals.get("__name__", ""))
+    foreign = None if module.startswith("torch.utils.data") else module
+    for _ in range(8):
+        iterator = frame.f_locals.get("self")
+        if not getattr(iterator, "_in_order", True) and getattr(iterator, "_num_workers", False):
+            return foreign, True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return foreign, False

@@ -1,0 +1,492 @@
+"""`OrderedSampler`: the order policies in one's own training loop.
+
+    sampler = hemiola.OrderedSampler(dataset, order="cd-grab")
+    loader = sampler.track(DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4))
+    with sampler.watch(model):
+        for epoch in range(epochs):
+            for x, y in loader:
+                ...                     # the loop as it was
+
+An epoch's life: the loop asks for an iterator (``_enter``: all ranks' orders are asked for); the DataLoader draws
+examples, ahead of the loop; the watch asks which examples a forward pass was given (``claim``) and tells when they were
+trained on (``trained``), and the rows of whole units go to the exchange; when the loop asks for the next iterator the
+epoch is over (``_leave``). Examples are known by their numbers where the loader is tracked (``tracking.py``) or the
+loop says so (``visiting``), and counted otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+
+from hemiola.contracts import Order, State
+from hemiola.errors import InputError
+from hemiola.gradients.sketch import parse_sketch
+from hemiola.loops.arguments import dataset_size, own_group, place, policy
+from hemiola.loops.deal import Deal, deal, deal_left
+from hemiola.loops.epoch import Claim, Epoch
+from hemiola.loops.following import Following
+from hemiola.loops.notices import Notices, who_draws
+from hemiola.loops.rows import Exchange
+from hemiola.loops.tally import Tally
+from hemiola.loops.tracking import track
+from hemiola.loops.watch import Scaler, Watch
+
+Loader = TypeVar("Loader", bound=DataLoader[Any])
+
+log = logging.getLogger("hemiola")
+
+
+class OrderedSampler(Sampler[int]):
+    """Hands out a data set's examples in the order a policy chooses; like ``DistributedSampler``.
+
+    Every rank gets its own share of the units, the same number of examples each. Epochs advance by themselves: every
+    iterator that is trained on is the next epoch. The policy learns from gradients only inside ``watch``.
+
+    Args:
+        dataset: Anything with a length; it is never read.
+        order: A policy's name (``hemiola.order.ORDERS``) or a policy.
+        unit: Examples that stay together, 1 by default; with a policy, the policy's.
+        num_replicas: Ranks; by default those of torch.distributed, or 1.
+        rank: This rank; by default that of torch.distributed, or 0.
+        seed: The same on all ranks.
+        drop_last: Leave out the examples that do not make the same number of units for every rank, instead of
+            appending them, some twice, to every epoch.
+        sketch: ``"exact"``, ``"fold:K"`` or ``"ghost:R"``; with a policy, the policy's. By default ``ghost:4`` for
+            units of one example and ``fold:1024`` for larger ones.
+    """
+
+    KIND, VERSION = "ordered-sampler", 2
+
+    def __init__(
+        self,
+        dataset: Sized,
+        order: str | Order = "cd-grab",
+        unit: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        sketch: str | None = None,
+    ) -> None:
+        self._examples = dataset_size(dataset)
+        self._ranks, self.rank = place(num_replicas, rank)
+        self.policy = policy(order, unit, sketch)
+        self.seed, self.drop_last = seed, drop_last
+        self._deal = deal(self._examples, self.policy.unit, self._ranks, seed, drop_last)
+        self._watch: Watch | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._exchange: Exchange | None = None
+        self._saved: tuple[State, bool] | None = None  # for the exchange of a watch that is yet to come
+        self._directions: list[Tensor] = []
+        self._drawing: object = None
+        self._unwatched_draws = self._loaded = False
+        self._notices = Notices(self.rank)
+        self._following = Following(self._notices)
+        self._announced = False
+        self._begin()
+        self._enter(0)
+
+    def _begin(self) -> None:
+        self.policy.begin([self._deal.shards.shape[1]] * self._ranks, self.seed, lockstep=True)
+
+    # ------------------------------------------------------------------------------------------------- as a sampler
+
+    def __len__(self) -> int:
+        return self._deal.length
+
+    def __iter__(self) -> Iterator[int]:
+        """Start the next epoch, or go on with one that was loaded or not trained on; an evaluation starts nothing."""
+        # Not a generator: what an iterator means is decided when the loop asks for it, not when it first draws.
+        if self._following.evaluating():
+            if self._following.untried():
+                self._now.issued = len(self._now)  # it may turn out to be training, of a model in eval mode
+            return iter(self._now.sequence.tolist())
+        self._following.drawn_by = who_draws()
+        if self._watch is not None:
+            self._watch.settle()
+        whole = self._now.issued == len(self._now)
+        if self._unwatched_draws and (whole or not (self._watch is not None or self._loaded)):
+            self._now.pass_drawn()
+        self._unwatched_draws = False
+        if self._now.done > self._now.start:
+            self._leave()
+            self._enter(self.epoch + 1)
+        elif self._watch is not None and whole and not self._watch.seen.evaluations:
+            self._check_learnt()  # all of it was handed out, and none of it has come back
+        self._drawing = object()
+        return self._draw(self._drawing, self._now.plan())
+
+    def _draw(self, drawing: object, examples: np.ndarray) -> Iterator[int]:
+        for example in examples.tolist():
+            if drawing is not self._drawing:
+                return  # left by its loop, but still read ahead
+            self._now.issued += 1
+            self._unwatched_draws |= self._watch is None
+            yield example
+
+    @property
+    def _now(self) -> Epoch:
+        return self._following.now
+
+    @property
+    def epoch(self) -> int:
+        """The epoch at hand, from 0."""
+        return self._now.number
+
+    @property
+    def position(self) -> int:
+        """Examples of the epoch that the loop is through with; without a watch, those that were drawn."""
+        if self._watch is None and self._unwatched_draws:
+            return self._now.issued
+        return self._now.done
+
+    def set_epoch(self, epoch: int) -> None:
+        """Accepted, because frameworks call it; epochs advance by themselves, so it changes nothing."""
+        if not isinstance(epoch, int) or epoch < 0:
+            raise InputError(f"the epoch must be a whole number of at least 0, got {epoch!r}")
+
+    def telemetry(self) -> State:
+        """Numbers for a log.
+
+        ``epoch``; of that epoch so far the examples ``handed_out`` (workers read ahead of the loop), ``trained_on`` and
+        ``learnt_from``, whose gradients the policy was shown; and what the policy tells, such as its ``herding`` bound
+        and ``skipped`` pairs.
+        """
+        if self._watch is not None:
+            self._watch.settle()
+        now = self._now
+        counts = {"handed_out": now.issued, "trained_on": now.trained, "learnt_from": now.learnt}
+        return {"epoch": self.epoch, **counts, **self.policy.telemetry()}
+
+    # ----------------------------------------------------------------------------------------------------- epochs
+
+    def _enter(self, epoch: int, remainder: np.ndarray | None = None) -> None:
+        """Start an epoch: ask for the orders of all ranks; or take what another number of ranks has left of one."""
+        self._remainder, self._loaded = remainder, False
+        self._tally = Tally(self.policy.unit, self._deal.shards.shape[1])
+        self._ordered_done = 0
+        if remainder is not None:
+            self._orders, self._observed = [], False
+            self._following.enter(Epoch(epoch, remainder[self.rank]))
+        else:
+            self._orders = [self.policy.sequence(worker, epoch) for worker in range(self._ranks)]
+            self._observed = self.policy.wants(self.rank, epoch)
+            self._following.enter(Epoch(epoch, self._deal.examples(self.rank, self._orders[self.rank])))
+            if self._exchange is not None:
+                self._exchange.begin(epoch)
+        if self._watch is not None:
+            self._now.watched = True
+            self._watch.refresh(self._observed)
+
+    def _leave(self) -> None:
+        """End an epoch: make sure that every rank's policy has seen the same."""
+        self._check()
+        if self._exchange is not None and self._observed:
+            self._exchange.finish()
+        numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.policy.telemetry().items())
+        log.info("order: epoch %d is over%s", self.epoch, f": {numbers}" if numbers else "")
+
+    def _check(self) -> None:
+        """At an epoch's end: does what was handed out agree with what was trained on, and was anything learnt?"""
+        now, whole = self._now, self._now.issued == len(self._now)
+        if self._watch is None:
+            if whole and self._observed and not now.watched:
+                self._notices.unwatched(now, self._facts()["order"])
+            return
+        missing = now.issued - now.done - self._watch.pending
+        if not self._following.tracked and now.done > now.start and not now.spoilt:
+            if whole and (missing >= max(now.largest, 1) or (missing > 0 and now.uneven)):
+                self._notices.missing(now, missing, tracked=False)
+            elif not whole and (now.unused or now.uneven):
+                self._notices.uncertain(now)
+        self._check_learnt()
+
+    def _check_learnt(self) -> None:
+        now, watch = self._now, self._watch
+        assert watch is not None
+        assert self._following.model is not None
+        used = now.trained > 0 or (now.issued == len(now) and not watch.seen.evaluations)
+        if self._observed and used and not now.learnt and not now.spoilt and not watch.pending:
+            self._notices.learnt_nothing(now, watch, self._following.model)
+
+    # ------------------------------------------------------------------------------------- which batch is at hand
+
+    def track(self, loader: Loader) -> Loader:
+        """Let example numbers travel with the batches of a DataLoader that draws from this sampler.
+
+        From now on it is known which examples a forward pass was given, whatever was skipped, dropped by collate,
+        reordered or prefetched. The batches do not change, and neither does the loader, which is returned. Track a
+        loader when it is made, before it is asked for an iterator.
+        """
+        track(loader, self._following)
+        self._following.tracked = True
+        return loader
+
+    def visiting(self, examples: Iterable[int] | Tensor) -> None:
+        """Say which examples the next forward passes are given, in this order, until something else is said or yielded.
+
+        For loops that prefetch or put batches together in a way of their own; call it right before the forward pass.
+        """
+        self._following.visiting(examples)
+
+    # -------------------------------------------------------------------------------------- what the watch reports
+
+    def watch(self, model: nn.Module, scaler: Scaler | None = None) -> AbstractContextManager[OrderedSampler]:
+        """Learn from the gradients of the training loop in this ``with`` block, which does not change.
+
+        Under torch.distributed every rank must enter it, at the same time.
+
+        Args:
+            model: The model that is trained, or its DistributedDataParallel wrapper, batch first.
+            scaler: The loop's ``torch.amp.GradScaler``; gradients of steps with different scales are made alike by it.
+        """
+        return _Watching(self, model, scaler)
+
+    def attach(self, model: nn.Module, scaler: Scaler | None = None) -> None:
+        """Start what `watch` does in its block, for loops that are no block of code; end it with `detach`."""
+        self._open(model, scaler)
+
+    def detach(self) -> None:
+        """End what `attach` has started. Every rank must call it; nothing happens if nothing is attached."""
+        if self._watch is not None:
+            self._close(failed=False)
+
+    def _open(self, model: nn.Module, scaler: Scaler | None) -> None:
+        if self._watch is not None:
+            raise InputError("this sampler already watches a model; leave that `with` block first")
+        spec = None if self.policy.sketch is None else parse_sketch(self.policy.sketch)
+        if spec is not None and self._ranks > 1 and self._group is None:
+            self._group = own_group(self._ranks)
+        share = None if self._group is None else self._broadcast
+        self._watch = Watch(model, spec, self.seed, self, scaler, share, self._following.modes)
+        self._following.model = model
+        self._watch.refresh(False)
+        self._now.watched = True
+        try:
+            self._connect()
+        except InputError:
+            self._close(failed=True)
+            raise
+
+    def _close(self, failed: bool) -> None:
+        assert self._watch is not None
+        try:
+            if not failed:
+                self._watch.settle()
+                self._check()
+                if self._exchange is not None:
+                    self._exchange.collect()
+        finally:
+            self._directions = self._watch.directions() or self._directions
+            self._watch.close()
+            self._watch = self._following.model = None
+
+    def _connect(self) -> None:
+        """Give the watch its exchange, and what a state or an earlier watch has left for it."""
+        assert self._watch is not None
+        if self.policy.sketch is None:
+            return
+        if self._exchange is None:
+            units, sliced = self._deal.shards.shape[1], self.policy.sketch == "exact"
+            width, dtype = self._watch.width, self._watch.dtype
+            self._exchange = Exchange(self.policy, self._ranks, units, width, dtype, self._group, sliced)
+            self._exchange.begin(self.epoch)
+            if self._saved is not None:
+                self._exchange.load_state_dict(*self._saved)
+        self._saved = None
+        self._watch.adopt(self._directions)
+
+    def _broadcast(self, found: Tensor) -> Tensor:
+        shared = found.cpu().contiguous()
+        dist.broadcast(shared, src=0, group=self._group)
+        return shared
+
+    def claim(self, given: list[Tensor]) -> Claim:
+        """Called by the watch: which examples is this forward pass given?"""
+        assert self._watch is not None
+        return self._following.claim(given, self._watch.pending)
+
+    def fits_units(self, claim: Claim) -> bool:
+        """Called by the watch: do these examples lie in one unit?"""
+        units = self._following.places(claim) // self.policy.unit
+        return len(units) == 0 or bool(units.min() == units.max())
+
+    def wants_rows(self, claim: Claim) -> bool:
+        """Called by the watch: should these examples come with rows?"""
+        if not self._observed or claim.epoch is not self._now or claim.epoch.spoilt:
+            return False
+        places = self._following.places(claim)
+        return len(places) > 0 and bool(places.min() < self._deal.ordered)
+
+    def unused(self, claim: Claim) -> None:
+        """Called by the watch: these examples were not trained on after all."""
+        claim.epoch.unused += 1
+
+    def trained(self, claim: Claim, rows: Tensor | None) -> None:
+        """Called by the watch: these examples were trained on."""
+        self._unwatched_draws = self._loaded = False
+        epoch = claim.epoch
+        places, done = self._following.trained(claim)
+        fresh = epoch.train(places, claim.examples) & (places < self._deal.ordered)
+        if epoch is not self._now or not self._observed or self._exchange is None:
+            return
+        if rows is None or epoch.spoilt:
+            rows, places = None, places[:0]
+        elif not fresh.all():
+            places, rows = places[fresh], rows if len(rows) == 1 else rows[torch.from_numpy(fresh)]
+        self._learn(places, rows, done[done < self._deal.ordered])
+
+    def _learn(self, places: np.ndarray, rows: Tensor | None, done: np.ndarray) -> None:
+        assert self._exchange is not None
+        assert self._watch is not None
+        order, unit = self._orders[self.rank], self.policy.unit
+        if rows is not None and not self._announced:
+            self._announced = True
+            log.info("order: balancing %s on %s", self.policy.sketch, self._watch.method)
+        self._now.learnt += len(places)
+        self._ordered_done += len(done)
+        means = None if rows is None else rows.detach().cpu()
+        complete = self._tally.add(order[places // unit], means, order[done // unit])
+        if complete is not None:
+            self._exchange.put(*complete)
+        self._exchange.advance(self._ordered_done // unit)
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> State:
+        """Everything needed to go on from here, in mid-epoch too: plain numbers and tensors.
+
+        Save it on every rank to go on exactly. A state saved on one rank only can be loaded by all (not with
+        ``sketch = "exact"``); then the last few units of the other ranks are not balanced in this epoch.
+        """
+        if self._watch is not None:
+            self._watch.settle()
+            self._directions = self._watch.directions() or self._directions
+        elif self._unwatched_draws:
+            self._now.pass_drawn()
+        exchange = None if self._saved is None else self._saved[0]
+        if self._exchange is not None:
+            self._exchange.collect()
+            exchange = self._exchange.state_dict()
+        return {
+            "kind": self.KIND,
+            "version": self.VERSION,
+            **self._facts(),
+            "ranks": self._ranks,
+            "rank": self.rank,
+            "epoch": self.epoch,
+            "position": self._now.done,
+            "progress": self._now.state_dict(),
+            "shards": torch.from_numpy(self._deal.shards.copy()),
+            "rests": torch.from_numpy(self._deal.rests.copy()),
+            "remainder": None if self._remainder is None else torch.from_numpy(self._remainder.copy()),
+            "policy": self.policy.state_dict(),
+            "exchange": exchange,
+            "tally": self._tally.state_dict(),
+            "directions": [each.cpu() for each in self._directions],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state of the same data set, order and seed; it may come from another number of ranks."""
+        if state.get("kind") != self.KIND or state.get("version") != self.VERSION:
+            raise InputError(
+                f"this is not a state of {self.KIND} version {self.VERSION}: "
+                f"kind {state.get('kind')!r}, version {state.get('version')!r}"
+            )
+        for name, value in self._facts().items():
+            if state[name] != value:
+                raise InputError(f"the sampler's state was saved with {name} = {state[name]!r}, this one has {value!r}")
+        ranks, own = int(state["ranks"]), state["rank"] == self.rank
+        if self.policy.sketch == "exact" and ranks == self._ranks and not own:
+            raise InputError(
+                f"with sketch = 'exact' every rank loads its own state; rank {self.rank} got rank {state['rank']}'s"
+            )
+        if self._exchange is not None:
+            self._exchange.collect()
+        if self._watch is not None:
+            self._watch.forget()
+        dealt = Deal(self._deal.units, state["shards"].numpy().copy(), state["rests"].numpy().copy())
+        self.policy.begin([dealt.shards.shape[1]] * ranks, self.seed, lockstep=True)
+        self.policy.load_state_dict(state["policy"])
+        self._exchange, self._saved, self._directions = None, None, list(state["directions"])
+        epoch, position = int(state["epoch"]), int(state["position"])
+        remainder = None if state["remainder"] is None else state["remainder"].numpy().copy()
+        if ranks == self._ranks:
+            self._deal = dealt
+            self._enter(epoch, remainder)
+            self._now.load_state_dict(state["progress"], own)
+            self._loaded = True
+            if position == len(self._now):
+                self._now.start = 0  # it is over, and the next iterator is the next epoch
+            self._ordered_done = self._now.ordered_done(self._deal.ordered)
+            if own:
+                self._tally.load_state_dict(state["tally"])
+            if state["exchange"] is not None:
+                self._saved = state["exchange"], own
+        else:
+            self._take_over(dealt, epoch, state, remainder)
+        if self._watch is not None:
+            self._connect()
+
+    def _take_over(self, dealt: Deal, epoch: int, state: State, remainder: np.ndarray | None) -> None:
+        """Go on with what another number of ranks has left."""
+        position = int(state["position"])
+        whole = position >= (dealt.length if remainder is None else remainder.shape[1])
+        if remainder is None:
+            # A finished epoch has decided the next orders, unless other ranks hold a part of what decides.
+            decided = epoch + 1 if whole and self.policy.sketch != "exact" else epoch
+            orders = [self.policy.sequence(worker, epoch) for worker in range(dealt.ranks)]
+            remainder = np.stack([dealt.examples(worker, order) for worker, order in enumerate(orders)])
+            if decided > epoch:
+                orders = [self.policy.sequence(worker, decided) for worker in range(dealt.ranks)]
+        else:
+            orders = [self.policy.sequence(worker, epoch + 1) for worker in range(dealt.ranks)]
+        lefts = remainder[:, position:].copy()
+        saved = Epoch(epoch, remainder[state["rank"]])
+        saved.load_state_dict(state["progress"], own=True)
+        lefts[state["rank"]] = saved.left()  # of the other ranks it is known only how far they are
+        left = deal_left(lefts, self._ranks, self.drop_last)
+        self._deal, orders = dealt.again(self._examples, self._ranks, orders, self.drop_last)
+        self._begin()
+        if hasattr(self.policy, "adopt"):
+            self.policy.adopt(epoch + 1, orders)
+        if left.shape[1]:
+            self._enter(epoch, left)
+        else:
+            self._enter(epoch + 1)
+
+    def _facts(self) -> State:
+        return {
+            "examples": self._examples,
+            "order": getattr(self.policy, "kind", type(self.policy).__name__),
+            "unit": self.policy.unit,
+            "sketch": self.policy.sketch,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
+
+
+class _Watching(AbstractContextManager["OrderedSampler"]):
+    """The block of `OrderedSampler.watch`; not a generator, which would run its end when it is garbage-collected."""
+
+    def __init__(self, sampler: OrderedSampler, model: nn.Module, scaler: Scaler | None) -> None:
+        self._sampler, self._model, self._scaler = sampler, model, scaler
+
+    def __enter__(self) -> OrderedSampler:
+        self._sampler._open(self._model, self._scaler)
+        return self._sampler
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sampler._close(failed=kind is not None)

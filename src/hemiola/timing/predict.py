@@ -1,0 +1,354 @@
+"""What each pace would do on a cluster with given delays: theory beside simulation, and conclusions in words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from hemiola.errors import InputError
+from hemiola.pace import PACES
+from hemiola.timing.delays import Delay, empirical_delay, parse_delay
+from hemiola.timing.simulate import simulate_timing
+from hemiola.timing.theory import Ageing, Variant, mean_staleness, new_against_used, update_time
+from hemiola.timing.traces import Trace
+
+COMPLETIONS = 20_000  # simulated per row
+STINTS = 50  # per worker at least, so that the start of a run weighs little
+MONTE_CARLO = 256  # up to this many workers, theory is simulated where it has no formula
+ALL_K = 16  # up to this many workers every K is shown, then powers of two
+NEARLY_UNIFORM = 1.15  # waiting for all is not worth avoiding below this factor of a mean step
+NEARLY = 0.05  # rates that differ by less are as good as equal
+VARIANTS: tuple[Variant, ...] = ("k-sync", "k-batch-sync", "k-async", "k-batch-async")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant at one K.
+
+    Attributes:
+        variant, k: Which.
+        update_seconds: Expected time per update: theory where it is exact, else simulated.
+        updates_per_second: Its inverse.
+        reports_per_second: Reports merged, K times that.
+        theory_seconds: Time per update by theory; None where there are only bounds.
+        theory_low, theory_high: Bounds on it; None for no upper bound.
+        theory_source: Which law, or Monte Carlo.
+        simulated_seconds, simulated_error: Time per update in a timing-only run, and its standard error.
+        deviation: Simulated over theory, minus 1.
+        mean_staleness: By the counting identity.
+        simulated_staleness: In the timing-only run.
+        fresh_fraction, idle_share, wasted_share: See `TimingResult`.
+    """
+
+    variant: Variant
+    k: int
+    update_seconds: float
+    updates_per_second: float
+    reports_per_second: float
+    theory_seconds: float | None
+    theory_low: float
+    theory_high: float | None
+    theory_source: str
+    simulated_seconds: float
+    simulated_error: float
+    deviation: float | None
+    mean_staleness: float
+    simulated_staleness: float
+    fresh_fraction: float
+    idle_share: float
+    wasted_share: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row for every variant and K, and what follows from them.
+
+    Attributes:
+        workers: How many there are.
+        delay: The law of a step, as in an experiment file.
+        mean_step_seconds: Of a worker that is not slow.
+        slow: Factor on the times of some workers, given or found in a trace.
+        exchange_seconds: Of one exchange; None where it is not known.
+        ageing: See `new_against_used`.
+        rows: One for every variant and K.
+        conclusions: What follows, in words.
+    """
+
+    workers: int
+    delay: str
+    mean_step_seconds: float
+    slow: dict[int, float]
+    exchange_seconds: float | None
+    ageing: Ageing
+    rows: list[Row]
+    conclusions: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``; numbers that are not finite, which JSON does not know, become None."""
+        plain = {**asdict(self), "slow": {str(worker): factor for worker, factor in self.slow.items()}}
+        plain["rows"] = [
+            {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in row.items()
+            }
+            for row in plain["rows"]
+        ]
+        return plain
+
+    def as_table(self) -> Table:
+        """A table for the terminal."""
+        table = Table(
+            title=f"{self.workers} workers, {self.delay}; seconds per update by theory and by simulation",
+            box=None,
+            header_style="bold",
+            padding=(0, 1, 0, 0),
+        )
+        for name in ("pace", "K", "theory", "simulated", "off by", "upd./s", "stale", "fresh", "idle", "wasted"):
+            table.add_column(name, justify="left" if name == "pace" else "right", no_wrap=True)
+        for before, row in zip([None, *self.rows], self.rows, strict=False):
+            if before and before.variant != row.variant:
+                table.add_section()
+            table.add_row(
+                row.variant,
+                str(row.k),
+                _theory_cell(row),
+                f"{row.simulated_seconds:.4g}",
+                "" if row.deviation is None else f"{row.deviation:+.1%}",
+                f"{row.updates_per_second:.3g}",
+                f"{row.mean_staleness:.2f}",
+                f"{row.fresh_fraction:.0%}",
+                f"{row.idle_share:.0%}",
+                f"{row.wasted_share:.0%}",
+            )
+        return table
+
+
+def predict(
+    workers: int,
+    delay: str | Delay | Trace,
+    k: int | None = None,
+    slow: Mapping[int, float] | None = None,
+    seed: int = 0,
+    exchange: float | None = None,
+) -> Prediction:
+    """Compare every variant.
+
+    Args:
+        workers: How many there are.
+        delay: Law of the time of a step, as in an experiment file: ``"shifted-exponential(1, 1)"``; or parsed; or
+            measured times. Those of a `Trace` that names workers are taken apart: workers that are slow throughout
+            become ``slow``, and only what is left is chance.
+        k: Only this K; by default all of them, or powers of two beyond 16 workers.
+        slow: Factor on the times of some workers.
+        seed: Of the simulation.
+        exchange: Seconds of one exchange of gradients or weights; by default what the trace measured, if it did.
+
+    Raises:
+        InputError: An argument cannot be used.
+    """
+    if workers < 2:
+        raise InputError(f"workers must be at least 2 for a pace to matter, got {workers}")
+    if k is not None and not 1 <= k <= workers:
+        raise InputError(f"k must be between 1 and the number of workers, {workers}, got {k}")
+    if exchange is not None and not (math.isfinite(exchange) and exchange >= 0):
+        raise InputError(f"exchange must be a time in seconds, at least 0, got {exchange}")
+    slow = dict(slow or {})
+    notes: list[str] = []
+    if isinstance(delay, str):
+        delay = parse_delay(delay)
+    elif isinstance(delay, Trace):
+        found, notes = _unequal_workers(delay, workers)
+        slow = found | slow
+        if exchange is None and delay.exchange_seconds:
+            exchange = statistics.median(delay.exchange_seconds)
+        delay = empirical_delay(delay.even(), f"trace({delay.source})")
+    ks = [k] if k is not None else _ks(workers)
+    rows = [_row(variant, one, workers, delay, slow, seed) for variant in VARIANTS for one in ks]
+    synchronous = next((row for row in rows if row.variant == "k-sync" and row.k == workers), None)
+    synchronous = synchronous or _row("k-sync", workers, workers, delay, slow, seed)
+    ageing = new_against_used(delay)
+    conclusions = [*notes, *_conclusions(workers, delay, slow, ageing, rows, synchronous, exchange)]
+    return Prediction(workers, delay.law, delay.mean, slow, exchange, ageing, rows, conclusions)
+
+
+def parse_slow(text: str) -> dict[int, float]:
+    """Read slow workers as given on the command line: ``"3=5,4=2"`` for worker 3 five times, worker 4 twice as slow."""
+    slow: dict[int, float] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        worker, _, factor = part.partition("=")
+        try:
+            slow[int(worker)] = float(factor)
+        except ValueError:
+            raise InputError(f"slow workers are written like '3=5,4=2', got {part!r}") from None
+    return slow
+
+
+def _ks(workers: int) -> list[int]:
+    if workers <= ALL_K:
+        return list(range(1, workers + 1))
+    return [2**power for power in range(workers.bit_length()) if 2**power < workers] + [workers]
+
+
+def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, float], seed: int) -> Row:
+    updates = math.ceil(max(COMPLETIONS, STINTS * workers) / k)
+    measured = simulate_timing(PACES[variant](k=k), workers, delay, updates, seed, slow)
+    theory = update_time(variant, delay, workers, k, slow, simulate=workers <= MONTE_CARLO)
+    seconds = theory.value if theory.exact else measured.mean_update_seconds
+    known = None if math.isnan(theory.value) else theory.value
+    return Row(
+        variant=variant,
+        k=k,
+        update_seconds=seconds,
+        updates_per_second=1 / seconds,
+        reports_per_second=k / seconds,
+        theory_seconds=known,
+        theory_low=theory.low,
+        theory_high=theory.high if math.isfinite(theory.high) else None,
+        theory_source=theory.source,
+        simulated_seconds=measured.mean_update_seconds,
+        simulated_error=measured.standard_error,
+        deviation=None if known is None else measured.mean_update_seconds / known - 1,
+        mean_staleness=mean_staleness(variant, workers, k),
+        simulated_staleness=measured.mean_staleness,
+        fresh_fraction=measured.fresh_fraction,
+        idle_share=measured.idle_share,
+        wasted_share=measured.wasted_share,
+    )
+
+
+def _theory_cell(row: Row) -> str:
+    if row.theory_seconds is not None:
+        return f"{row.theory_seconds:.4g}"
+    return f"{row.theory_low:.4g} to {'∞' if row.theory_high is None else format(row.theory_high, '.4g')}"
+
+
+# ------------------------------------------------------------------------------------------------------ conclusions
+
+
+def _unequal_workers(trace: Trace, workers: int) -> tuple[dict[int, float], list[str]]:
+    """Which workers a trace shows to be slow (or quick) throughout, and what to say of it."""
+    if trace.workers is None:
+        return {}, [
+            "The trace does not say which worker took which step: a worker that is always slow cannot be told from "
+            "steps that straggle by chance, and every conclusion takes them for chance. If one is slow, leave its "
+            "times out and give --slow."
+        ]
+    factors = trace.factors()
+    notes = [
+        f"Worker {worker} took {factor:.2f} times as long as the others throughout: it counts as a slow worker, not as "
+        f"chance. Repair it or give it less to do before choosing a pace for its sake."
+        if factor > 1
+        else f"Worker {worker} took {factor:.2f} times as long as the others throughout: it counts as a quick worker."
+        for worker, factor in factors.items()
+    ]
+    absent = sorted(worker for worker in factors if worker >= workers)
+    if absent:
+        notes.append(
+            f"Worker {', '.join(map(str, absent))} of the trace is not among the {workers} workers asked about, which "
+            "are numbered from 0."
+        )
+    return {worker: factor for worker, factor in factors.items() if worker < workers}, notes
+
+
+def _conclusions(
+    workers: int,
+    delay: Delay,
+    slow: dict[int, float],
+    ageing: Ageing,
+    rows: list[Row],
+    synchronous: Row,
+    exchange: float | None,
+) -> list[str]:
+    lines = [
+        f"Waiting for all {workers} workers, an update takes {synchronous.update_seconds:.3g} s, "
+        f"{synchronous.update_seconds / delay.mean:.2f} times a mean step; "
+        f"{synchronous.idle_share:.0%} of all worker time is spent waiting."
+    ]
+    fresh, most = _best([row for row in rows if row.mean_staleness == 0]), _best(rows)
+    gain = most.reports_per_second / synchronous.reports_per_second
+    fresh_gain = fresh.reports_per_second / synchronous.reports_per_second
+    uniform = gain < NEARLY_UNIFORM
+    if uniform:
+        lines.append(
+            f"Stay synchronous: the delays are nearly uniform. The most any pace could gain is {gain - 1:.0%} more "
+            f"reports per second, too little to pay for staleness."
+        )
+    else:
+        lines += _ranking(workers, ageing, rows, bool(slow))
+        if fresh_gain >= NEARLY_UNIFORM:
+            lines.append(
+                f"Without any staleness, {fresh.variant} with K = {fresh.k} merges {fresh_gain:.2f} times the "
+                f"reports per second of synchronous training, with {fresh.wasted_share:.0%} of the work thrown away."
+            )
+        if most.mean_staleness > 0:
+            lines.append(
+                f"With staleness, {most.variant} merges {gain:.2f} times the reports per second of synchronous "
+                f"training; K sets the price: mean staleness {most.mean_staleness:.2f} at K = {most.k}."
+            )
+    lines.append(_on_exchanges(synchronous.update_seconds, exchange, uniform))
+    if delay.name == "trace":
+        lines.append("The delays are drawn from the trace: nothing slower than its slowest step is foreseen.")
+    if slow:
+        lines.append("The workers are unequal: cancelling and dropping then hit the data of the slow ones most.")
+    return lines
+
+
+def _best(rows: list[Row]) -> Row:
+    """The largest K that merges nearly the most reports per second: a larger K means less noise and less staleness."""
+    most = max(row.reports_per_second for row in rows)
+    near = [row for row in rows if row.reports_per_second >= (1 - NEARLY) * most]
+    return max(near, key=lambda row: (row.k, row.reports_per_second))
+
+
+def _on_exchanges(update: float, exchange: float | None, uniform: bool) -> str:
+    """What averaging less often could gain: at most all of the exchange's time."""
+    if exchange is None:
+        return (
+            "How long an exchange takes is not known here (--exchange SECONDS tells it); if it is long beside "
+            f"{update:.3g} s, averaging less often may gain more than any pace."
+        )
+    share = exchange / (update + exchange)
+    gain = f"An exchange takes {exchange:.3g} s, {share:.0%} of a synchronous update"
+    if share >= NEARLY:
+        return f"{gain}: averaging less often (a period) could gain up to that much."
+    if uniform:
+        return f"{gain}, and the steps are even: plain synchronous training is best here. Neither pace nor period pays."
+    return f"{gain}: averaging less often would gain next to nothing."
+
+
+def _ranking(workers: int, ageing: Ageing, rows: list[Row], unequal: bool) -> list[str]:
+    """Whether cancelling beats waiting, from the computed times: never assumed from the law alone."""
+    by_key = {(row.variant, row.k): row for row in rows}
+    wins: list[tuple[Row, Row]] = []
+    losses: list[tuple[Row, Row]] = []
+    for row in rows:
+        waiting = by_key.get(("k-async", row.k))
+        if row.variant != "k-sync" or waiting is None:
+            continue
+        difference = row.simulated_seconds - waiting.simulated_seconds
+        if abs(difference) > 3 * math.hypot(row.simulated_error, waiting.simulated_error):
+            (wins if difference < 0 else losses).append((row, waiting))
+    if wins:
+        sync, waiting = min(wins, key=lambda pair: abs(pair[0].k - workers / 2))
+        why = {
+            "shorter": "these delays are not new-longer-than-used: a stint that has run for long has long to go",
+            "longer": "these delays would favour waiting, were the workers equal",
+        }.get(ageing, "these delays are not new-longer-than-used throughout")
+        if unequal:
+            why = "it leaves out the slow workers, and with them their data"
+        return [
+            f"Warning: cancelling beats waiting here ({why}). At K = {sync.k}, k-sync takes "
+            f"{sync.update_seconds:.3g} s an update, k-async {waiting.update_seconds:.3g} s, and is stale besides."
+        ]
+    if losses:
+        sync, waiting = min(losses, key=lambda pair: abs(pair[0].k - workers / 2))
+        return [
+            f"Letting the others keep going is faster than cancelling them: at K = {sync.k}, k-async takes "
+            f"{waiting.update_seconds:.3g} s an update, k-sync {sync.update_seconds:.3g} s."
+        ]
+    return []

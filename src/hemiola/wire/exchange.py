@@ -1,0 +1,64 @@
+"""How an averaging travels, whatever the period: wire, error feedback, momentum, overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hemiola.checks import one_of, whole
+from hemiola.errors import InputError
+from hemiola.wire.codec import WIRES, Codec, quantiser
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """The options every period has beside its own.
+
+    Attributes:
+        wire: Number format of the changes on the wire. Changes travel, never weights: rounding a weight to bf16
+            can lose the whole change since the last averaging.
+        error_feedback: Add what the wire rounded away to the next message. No effect on the fp32 wire.
+        momentum: What happens to the optimizer's state at an averaging: stays ``"local"``, is ``"average"``d like the
+            weights, or ``"reset"``.
+        overlap: Local steps taken while the averaging is under way: a number, or ``"auto"`` for as many as the transfer
+            lasts. Every delayed step costs some loss.
+        quantise: Bits of QSGD's stochastic rounding of gradients (arXiv 1610.02132); only for full communication.
+    """
+
+    wire: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
+    error_feedback: bool = True
+    momentum: Literal["local", "average", "reset"] = "local"
+    overlap: int | Literal["auto"] = 0
+    quantise: Literal[4, 8] | None = None
+
+    def __post_init__(self) -> None:
+        one_of("wire", self.wire, list(WIRES))
+        one_of("momentum", self.momentum, ["local", "average", "reset"])
+        if isinstance(self.overlap, str):
+            one_of("overlap, unless a number of steps,", self.overlap, ["auto"])
+        else:
+            whole("overlap", self.overlap, 0)
+        if self.quantise is not None:
+            quantiser(self.quantise)
+            if self.wire != "fp32":
+                raise InputError(f"quantise = {self.quantise} sets the wire; leave wire at 'fp32', got {self.wire!r}")
+
+    def check(self, local: bool) -> None:
+        """Refuse options that make no sense for a period with this ``Period.local``."""
+        if local and self.quantise is not None:
+            raise InputError(
+                f"quantise = {self.quantise} rounds gradients and needs full communication; use wire = 'int8' instead"
+            )
+        if not local and (self.momentum != "local" or self.overlap != 0):
+            option = "momentum" if self.momentum != "local" else "overlap"
+            raise InputError(f"{option} = {getattr(self, option)!r} needs local steps; full communication has none")
+
+    @property
+    def codec(self) -> Codec:
+        """What turns a change (or, with ``quantise``, a gradient) into bytes."""
+        return WIRES[self.wire] if self.quantise is None else quantiser(self.quantise)
+
+    @property
+    def feedback(self) -> bool:
+        """Whether a residual is kept: not where nothing is rounded, nor where the rounding is unbiased by design."""
+        return self.error_feedback and self.quantise is None and self.wire != "fp32"

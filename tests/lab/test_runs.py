@@ -1,0 +1,269 @@
+"""Experiments as a user runs them: interrupted, resumed, side by side, in a folder that belongs to them."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hemiola
+from hemiola.errors import InputError
+from hemiola.lab import store
+from hemiola.lab.execute import run_experiment
+from hemiola.lab.experiment import Experiment
+from hemiola.lab.report.read import COLUMNS
+
+FILE = """
+task = "digits-logistic"
+workers = 4
+batch = 5
+seeds = [0, 1]
+stop = { epochs = EPOCHS }
+[optimizer]
+lr = 0.1
+[cluster]
+delay = "exponential(1.0)"
+name = "simulated"
+[[run]]
+name = "ordinary"
+[[run]]
+name = "balanced, averaged, asynchronous"
+order = { name = "cd-grab", sketch = "fold:64" }
+period = { name = "adaptive", wire = "int8" }
+pace = { name = "k-async", k = "adasync", start = 2 }
+"""
+
+
+def experiment_file(folder: Path, epochs: int = 2) -> Path:
+    path = folder / "experiment.toml"
+    path.write_text(FILE.replace("EPOCHS", str(epochs)))
+    return path
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """results.csv without the one column that differs from run to run."""
+    with open(folder / "results.csv") as file:
+        return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in csv.DictReader(file)]
+
+
+def log(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "wall_seconds"} for line in lines]
+
+
+def hemiola_run(file: Path, out: Path, *more: str, start_new_session: bool = False) -> subprocess.Popen:
+    command = [sys.executable, "-m", "hemiola", "run", str(file), "--out", str(out), *more]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=start_new_session
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """An uninterrupted run with one job."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_experiment(Experiment.load(experiment_file(folder, epochs=12)), folder / "out", jobs=1)
+    return folder / "out"
+
+
+def test_results_have_the_columns_of_the_design(whole):
+    header = (whole / "results.csv").read_text().splitlines()[0]
+    assert header.split(",") == list(COLUMNS)
+    assert [(row["run"], row["seed"], row["status"]) for row in rows(whole)] == [
+        ("ordinary", "0", "done"),
+        ("ordinary", "1", "done"),
+        ("balanced, averaged, asynchronous", "0", "done"),
+        ("balanced, averaged, asynchronous", "1", "done"),
+    ]
+    assert float(rows(whole)[0]["train_gap"]) > 0
+
+
+def test_two_jobs_give_what_one_gives(whole, tmp_path):
+    run_experiment(Experiment.load(experiment_file(tmp_path, epochs=12)), tmp_path / "out", jobs=2)
+    assert rows(tmp_path / "out") == rows(whole)
+    assert log(tmp_path / "out") == log(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_interrupted_and_resumed_it_ends_the_same(whole, tmp_path, number):
+    file, out = experiment_file(tmp_path, epochs=12), tmp_path / "out"
+    process = hemiola_run(file, out, "--jobs", "2")
+    cells = out / "cells"
+    for _ in range(2400):  # until the first cell is finished and others are under way
+        if list(cells.glob("*/result.json")) or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert process.poll() is None, "it was over before it could be interrupted"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
+    if number != signal.SIGKILL:
+        assert "go on with: hemiola resume" in errors
+        assert not list(cells.glob("*/*.part"))
+    kept = {path: path.stat().st_mtime_ns for path in cells.glob("*/result.json")}
+    assert kept
+    _wait_until_nobody_works_in(out)
+    resumed = hemiola_run(file, out, "--resume")
+    _, errors = resumed.communicate(timeout=300)
+    assert resumed.returncode == 0, errors
+    assert rows(out) == rows(whole)
+    assert log(out) == log(whole)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "a finished part was computed again"
+
+
+def _wait_until_nobody_works_in(out: Path) -> None:
+    """After SIGKILL of the parent its children notice at their next message and leave."""
+    for _ in range(300):
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        if str(out) not in listed:
+            return
+        time.sleep(0.1)
+
+
+def test_ctrl_c_while_the_first_cell_starts_is_one_line(tmp_path):
+    """A terminal sends it to every process, also to the one that is still importing torch for the cells."""
+    file, out = experiment_file(tmp_path, epochs=12), tmp_path / "out"
+    process = hemiola_run(file, out, "--jobs", "1", start_new_session=True)
+    while process.poll() is None:
+        listed = subprocess.run(["ps", "-eo", "sid,args"], capture_output=True, text=True).stdout.splitlines()
+        if any(line.split()[0] == str(process.pid) and "multiprocessing.forkserver" in line for line in listed):
+            break
+        time.sleep(0.02)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "go on with: hemiola resume" in errors
+    assert "Traceback" not in errors
+
+
+def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path):
+    """Stopped in the middle, a cell leaves a checkpoint, and the rest is not computed from the start."""
+    file, out = experiment_file(tmp_path, epochs=120), tmp_path / "out"
+    process = hemiola_run(file, out, "--jobs", "1")
+    for _ in range(600):
+        if list(out.glob("cells/*")):
+            break
+        time.sleep(0.1)
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    (checkpoint,) = out.glob("cells/*/checkpoint.pt")
+    state = store.load_checkpoint(checkpoint.parent)
+    assert state["weights"]["now"] > 0
+    assert state["status"] == "running"
+
+
+def test_two_runs_in_one_folder_refuse_each_other(tmp_path):
+    experiment = Experiment.load(experiment_file(tmp_path))
+    first, second = store.Store(tmp_path / "out", experiment), store.Store(tmp_path / "out", experiment)
+    first.open({}, resume=False)
+    with pytest.raises(InputError, match="another hemiola run is working in it"):
+        second.open({}, resume=True)
+    first.close()
+    second.open({}, resume=True)
+    second.close()
+
+
+def test_a_folder_says_what_it_was_started_with(tmp_path, monkeypatch):
+    changed = Experiment.load(experiment_file(tmp_path), {"workers": 3, "sweep": {"optimizer.lr": [0.1, 1e-3]}})
+    kept = store.Store(tmp_path / "out", changed)
+    monkeypatch.chdir(tmp_path)
+    kept.open({}, resume=False, data=Path("sets"), jobs=2)
+    kept.close()
+    monkeypatch.chdir("/")
+    saved = store.reopen(tmp_path / "out")
+    assert [vars(cell) for cell in saved.experiment.cells] == [vars(cell) for cell in changed.cells]
+    assert (saved.data, saved.jobs, saved.directory) == (tmp_path / "sets", 2, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"given": {}}', '{"given": null, "started": {}}', "[" * 10_000])
+def test_a_folder_whose_experiment_cannot_be_read_back_is_one_line(tmp_path, text):
+    (tmp_path / "experiment.json").write_text(text)
+    with pytest.raises(InputError, match=r"experiment.json: is damaged"):
+        store.reopen(tmp_path)
+    with pytest.raises(InputError, match="holds no experiment"):
+        store.reopen(tmp_path / "elsewhere")
+
+
+def test_a_folder_with_another_experiment_is_left_alone(tmp_path):
+    run_experiment(Experiment.load(experiment_file(tmp_path, epochs=1)), tmp_path / "out")
+    before = (tmp_path / "out" / "results.csv").read_bytes()
+    other = Experiment.load(experiment_file(tmp_path, epochs=2))
+    with pytest.raises(InputError, match=r"holds another experiment \(different: stop\)"):
+        run_experiment(other, tmp_path / "out", resume=True)
+    same = Experiment.load(experiment_file(tmp_path, epochs=1))
+    with pytest.raises(InputError, match="add --resume"):
+        run_experiment(same, tmp_path / "out")
+    assert (tmp_path / "out" / "results.csv").read_bytes() == before
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"holds other files \(thesis.tex\)"):
+        run_experiment(Experiment.load(experiment_file(tmp_path)), tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_file() and p.name != ".lock") == ["thesis.tex"]
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch):
+    target = tmp_path / "results.csv"
+    target.write_text("before")
+    monkeypatch.setattr(os, "fsync", _disk_full)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"), store.replacing(target) as file:
+        file.write(b"after")
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def _disk_full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(InputError, match=r"checkpoint.pt: is damaged"):
+        store.load_checkpoint(tmp_path)
+
+
+def test_one_diverged_run_does_not_stop_the_others(tmp_path):
+    results = hemiola.train(
+        task="digits-logistic",
+        workers=2,
+        stop={"epochs": 1},
+        batch=50,
+        out=tmp_path / "out",
+        sweep={"optimizer.lr": [0.1, 1e30]},
+    )
+    assert [(r.row["optimizer.lr"], r.row["status"]) for r in results] == [(0.1, "done"), (1e30, "diverged")]
+
+
+def test_a_cell_that_fails_is_reported_and_not_counted_as_finished(tmp_path, monkeypatch):
+    module = tmp_path / "failing_task.py"
+    module.write_text(
+        "import torch, hemiola\n"
+        "def losses(outputs, targets):\n"
+        "    if outputs.shape[0] == 7: raise RuntimeError('seven at a time is too much')\n"
+        "    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
+        "def task():\n"
+        "    x = torch.randn(70, 2); y = (x[:, 0] > 0).long()\n"
+        "    linear = lambda: torch.nn.Linear(2, 2)\n"
+        "    return hemiola.Task(name='failing', model=linear, train=(x, y), test=(x, y), losses=losses)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="seven at a time is too much"):
+        hemiola.train(task="failing_task:task", workers=1, batch=7, stop={"epochs": 1}, out=tmp_path / "out")
+    assert not list(tmp_path.glob("out/cells/*/result.json"))
+
+
+def test_train_without_a_folder_returns_plain_records():
+    (result,) = hemiola.train(task="digits-logistic", workers=4, batch=25, stop={"epochs": 2}, order="shuffle-once")
+    assert result.row["status"] == "done"
+    assert [line["epochs"] for line in result.log] == [0.0, 1.0, 2.0]
+    assert result.log[-1]["train_loss"] == result.row["train_loss"]
+    json.dumps(result.log)
