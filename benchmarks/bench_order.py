@@ -51,7 +51,7 @@ def ratios() -> Iterator[Ratio]:
 
     def policy() -> None:
         now = next(epoch)
-        order.observe(Visit(0, now, order.sequence(0, now), sketches, local_steps=1))
+        order.observe([Visit(0, now, order.sequence(0, now), sketches, local_steps=1)])
 
     def naive() -> None:
         published_loop(gradients)

@@ -200,10 +200,10 @@ class Order(Protocol):
     """Which unit does each worker visit next?
 
     Life cycle: ``begin`` once; then for every worker and epoch, ``sequence`` when the worker reaches that epoch (epochs
-    of one worker come in turn, epochs of different workers may overlap) and ``observe`` once for every batch that was
-    used, in the order the reports were merged (by worker within one update). A worker's ``sequence`` for epoch e + 1 is
-    asked for only after every unit of its epoch e was taken from the queue, but reports may still be under way: under
-    asynchronous paces the last batch of e may be observed after ``sequence(worker, e + 1)``.
+    of one worker come in turn, epochs of different workers may overlap) and ``observe`` once for every update, with all
+    batches that were used in it. A worker's ``sequence`` for epoch e + 1 is asked for only after every unit of its
+    epoch e was taken from the queue, but reports may still be under way: under asynchronous paces the last batch of e
+    may be observed after ``sequence(worker, e + 1)``.
 
     Attributes:
         unit: Examples per unit.
@@ -222,8 +222,8 @@ class Order(Protocol):
     def wants(self, worker: int, epoch: int) -> bool:
         """Whether reports about this epoch should carry sketches. Called before the batch is computed."""
 
-    def observe(self, visit: Visit) -> None:
-        """Take note of used units. Called after the update that merged them."""
+    def observe(self, visits: Sequence[Visit]) -> None:
+        """Take note of the units that one update used, sorted by worker, then in visiting order. Called after it."""
 
     def telemetry(self) -> State:
         """Numbers for the log: ``herding`` (bound of the last finished epoch), ``skipped`` pairs; empty if none."""

@@ -73,7 +73,7 @@ def bound(true: Tensor, rows: Tensor, seed: int) -> tuple[float, float]:
         for at in range(0, UNITS, 2):
             for worker, order in enumerate(orders):
                 units = order[at : at + 2]
-                policy.observe(Visit(worker, epoch, units, rows[worker][torch.from_numpy(units)], 1))
+                policy.observe([Visit(worker, epoch, units, rows[worker][torch.from_numpy(units)], 1)])
     return bounds[0], float(np.mean(bounds[SETTLED:]))
 
 

@@ -73,8 +73,7 @@ def gap(name, idles, seed):
             change += gradient / K
             visits.append(Visit(worker, epoch, np.array([unit]), torch.from_numpy(gradient.reshape(1, -1)), 1))
         weights = weights - LR * (change + L2 * weights)
-        for visit in visits:
-            order.observe(visit)
+        order.observe(visits)
         if idles:
             for worker, *_ in merged:
                 start(worker)

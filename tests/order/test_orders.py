@@ -34,7 +34,7 @@ def run_epoch(order, epoch, rows, batch=1, local_steps=1):
             units = sequence[t : t + batch]
             if len(units):
                 sketches = torch.from_numpy(rows[worker][units]) if order.wants(worker, epoch) else None
-                order.observe(Visit(worker, epoch, units, sketches, local_steps))
+                order.observe([Visit(worker, epoch, units, sketches, local_steps)])
     return orders
 
 
@@ -237,9 +237,9 @@ def test_impossible_runs():
 def test_sketches_that_change_their_length():
     order = make("cd-grab", [4])
     units = order.sequence(0, 0)
-    order.observe(Visit(0, 0, units[:2], torch.zeros(2, 5), 1))
+    order.observe([Visit(0, 0, units[:2], torch.zeros(2, 5), 1)])
     with pytest.raises(InputError, match="5 numbers so far, now 6"):
-        order.observe(Visit(0, 0, units[2:], torch.zeros(2, 6), 1))
+        order.observe([Visit(0, 0, units[2:], torch.zeros(2, 6), 1)])
 
 
 # ---------------------------------------------------------------------------------------------- skips and monitor

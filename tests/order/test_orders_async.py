@@ -50,7 +50,7 @@ def test_stop_at_every_step_and_resume(name, sizes, options):
                     units = np.array(orders[-1][worker][t : t + 1], int)
                     if len(units):
                         sketches = torch.from_numpy(rows[worker][units]) if order.wants(worker, epoch) else None
-                        order.observe(Visit(worker, epoch, units, sketches, 1))
+                        order.observe([Visit(worker, epoch, units, sketches, 1)])
         return orders, order.telemetry()
 
     assert run(restarting=True) == run(restarting=False)
@@ -90,7 +90,7 @@ class Room:
                 rows[0] = np.nan
             sketches = torch.from_numpy(rows) if self.order.wants(worker, epoch) and fate != "blind" else None
             for _ in range(2 if fate == "twice" else 1):
-                self.order.observe(Visit(worker, epoch, units, sketches, steps))
+                self.order.observe([Visit(worker, epoch, units, sketches, steps)])
 
 
 FATES = ["used"] * 8 + ["cancelled", "dropped", "nan", "blind", "twice"]
@@ -122,7 +122,7 @@ def test_every_epoch_is_a_permutation_and_restarts_do_not_show(name, sizes, batc
 
 
 def visit(order, worker, epoch, units, rows):
-    order.observe(Visit(worker, epoch, np.array(units), torch.from_numpy(rows[np.array(units)]), 1))
+    order.observe([Visit(worker, epoch, np.array(units), torch.from_numpy(rows[np.array(units)]), 1)])
 
 
 def test_missing_units_meet_in_the_middle_and_late_ones_are_ignored():
@@ -193,7 +193,7 @@ def leans(lockstep, local_steps, positions):
     found = []
     for worker, position in positions:
         units = sequences[worker][position : position + 2]
-        order.observe(Visit(worker, 0, units, torch.from_numpy(rows[units]), local_steps))
+        order.observe([Visit(worker, 0, units, torch.from_numpy(rows[units]), local_steps)])
         found.append(order.state_dict()["buffer"]["arrivals"][-1][-1])
     return found
 

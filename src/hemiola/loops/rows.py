@@ -74,7 +74,7 @@ class Exchange:
         if self._group is None:
             for at in range(0, len(units), ALONE):
                 part = slice(at, at + ALONE)
-                self._policy.observe(Visit(0, self._epoch, units[part], rows[part], 1))
+                self._policy.observe([Visit(0, self._epoch, units[part], rows[part], 1)])
             return
         stop = self._filled + len(units)
         if stop > len(self._rows):
@@ -149,14 +149,15 @@ class Exchange:
         if not self._sliced:
             visited = rows[..., self._width :].contiguous().view(torch.int64).squeeze(-1)
             rows = rows[..., : self._width]
-        units = visited.numpy()
+        units, visits = visited.numpy(), []
         for at in range(0, self._size, 2):
             for worker in range(self._ranks):
                 part = slice(at, at + 2)
                 here = units[worker, part]
                 count = int(np.count_nonzero(here != GAP))  # gaps come last
                 if count:
-                    self._policy.observe(Visit(worker, self._epoch, here[:count], rows[worker, part][:count], 1))
+                    visits.append(Visit(worker, self._epoch, here[:count], rows[worker, part][:count], 1))
+        self._policy.observe(visits)
 
     def _total(self, products: np.ndarray) -> np.ndarray:
         summed = torch.from_numpy(np.array(products, np.float64))

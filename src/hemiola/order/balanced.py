@@ -162,7 +162,11 @@ class Balanced:
 
     # -------------------------------------------------------------------------------------------- what was used
 
-    def observe(self, visit: Visit) -> None:
+    def observe(self, visits: Sequence[Visit]) -> None:
+        for visit in visits:
+            self._observe(visit)
+
+    def _observe(self, visit: Visit) -> None:
         lean = self._lean(visit)
         book = self._book(visit.worker, visit.epoch)
         if visit.sketches is None or book is None:

@@ -50,5 +50,5 @@ def simulate_herding(order: str, m: int, n: int, d: int, rounds: int, seed: int,
             for step in range(len(rows[0])):
                 for worker, sequence in enumerate(sequences):
                     units = sequence[batch * step : batch * (step + 1)]
-                    policy.observe(Visit(worker, epoch, units, rows[worker][step], local_steps=1))
+                    policy.observe([Visit(worker, epoch, units, rows[worker][step], local_steps=1)])
     return bounds

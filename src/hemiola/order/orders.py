@@ -49,7 +49,7 @@ class RandomReshuffling:
     def wants(self, worker: int, epoch: int) -> bool:
         return False
 
-    def observe(self, visit: Visit) -> None:
+    def observe(self, visits: Sequence[Visit]) -> None:
         pass
 
     def telemetry(self) -> State:

@@ -134,10 +134,13 @@ class Training:
         rate = self._rate(update)
         change = self._at_rest_included(merged, update)
         self._publish(self._next_weights(change, rate))
-        for report in update.reports:
-            for batch, sketches in zip(report.stint.batches, report.sketches, strict=True):
-                visit = Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
-                self.plan.order.observe(visit)
+        self.plan.order.observe(
+            [
+                Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
+                for report in update.reports
+                for batch, sketches in zip(report.stint.batches, report.sketches, strict=True)
+            ]
+        )
         steps = max(len(report.stint.batches) for report in update.reports)
         loss = sum(report.loss for report in update.reports) / len(update.reports)
         self._note_averaging(update, change, steps, rate, loss)
