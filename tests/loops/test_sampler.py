@@ -267,7 +267,7 @@ def test_a_sampler_that_was_sharded_again_says_so() -> None:
                 if step % 2 == 0:
                     loop.step(x, y)
 
-    with pytest.warns(SamplerWarning, match="20 of the 40 examples rank 0's sampler") as caught:
+    with pytest.warns(SamplerWarning, match="20 of the 40 examples that rank 0's sampler") as caught:
         every_second_batch()
     assert len(caught) == 1
 

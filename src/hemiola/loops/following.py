@@ -92,7 +92,7 @@ class Following:
         now = self.now
         missing = now.issued - now.yielded
         if now.yielded > now.start and now.issued == len(now) and missing >= max(now.largest, 1):
-            self._notices.missing(now, missing, tracked=True)
+            self._notices.sharded(now, missing)
 
     # ----------------------------------------------------------------------------------------- what the loop says
 
@@ -167,4 +167,4 @@ class Following:
         if any_order:
             self._notices.reordered("DataLoader(in_order=False)")
         elif drawn_by is not None and self.now.issued > self.now.counted + examples:
-            self._notices.reordered(f"{drawn_by}, which draws ahead from this sampler,")
+            self._notices.reordered(f"{drawn_by} draws from this sampler ahead of the loop and")

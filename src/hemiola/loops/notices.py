@@ -12,6 +12,7 @@ from hemiola.loops.epoch import Epoch
 from hemiola.loops.watch import Watch
 
 TRACK = "`for batch in sampler.track(loader)` knows examples by their numbers instead"
+SHARDED = "tell it not to (Lightning: use_distributed_sampler=False; Accelerate: do not prepare the loader)"
 
 
 class Notices:
@@ -37,9 +38,8 @@ class Notices:
         self.say(
             "surplus",
             f"rank {self._rank}'s model was trained on {epoch.counted} examples in epoch {epoch.number}, but its "
-            f"sampler has handed out only {epoch.issued}. Either a framework has replaced the sampler (Lightning: "
-            "use_distributed_sampler=False), or the loop runs the model several times per batch. This epoch is not "
-            f"balanced; {TRACK}",
+            f"sampler has handed out only {epoch.issued}, so the rest of this epoch teaches nothing. Either the loop "
+            f"runs the model several times per batch ({TRACK}), or a framework has replaced the sampler; {SHARDED}",
         )
 
     def reordered(self, who: str) -> None:
@@ -75,24 +75,28 @@ class Notices:
             "nothing and stays as it is: put the loop into `with sampler.watch(model)`, or call sampler.attach(model)",
         )
 
-    def missing(self, epoch: Epoch, missing: int, tracked: bool) -> None:
-        happened = "came out of the loader again" if tracked else "were trained on"
-        skipped = f" ({epoch.unused} forward passes had no backward pass: skipped batches?)" if epoch.unused else ""
-        early = "a" if tracked else "If you did not leave the loop early, a"
+    def missing(self, epoch: Epoch, missing: int) -> None:
         self.say(
             "missing",
-            f"{missing} of the {epoch.issued} examples rank {self._rank}'s sampler handed out in epoch {epoch.number} "
-            f"never {happened}{skipped}. {early[0].upper() + early[1:]} framework has sharded the sampler a second "
-            "time: tell it not to (Lightning: use_distributed_sampler=False; Accelerate: do not prepare the loader)"
-            + ("" if tracked else f", or batches or examples were left out, and others were taken for them; {TRACK}"),
+            f"{missing} of the {epoch.issued} examples that rank {self._rank}'s sampler handed out in epoch "
+            f"{epoch.number} were not trained on{_unused(epoch, ' (', ')')}. Unless the loop was left early, batches "
+            "were skipped or prefetched, or examples dropped by collate_fn, and gradients were booked on other "
+            f"examples; {TRACK}. Or a framework shards the sampler's output again; {SHARDED}",
+        )
+
+    def sharded(self, epoch: Epoch, missing: int) -> None:
+        self.say(
+            "missing",
+            f"{missing} of the {epoch.issued} examples that rank {self._rank}'s sampler handed out in epoch "
+            f"{epoch.number} never came out of the tracked loader. A framework shards the sampler's output again; "
+            f"{SHARDED}",
         )
 
     def uncertain(self, epoch: Epoch) -> None:
-        why = f"{epoch.unused} forward passes had no backward pass" if epoch.unused else "batches were of uneven size"
         self.say(
             "uncertain",
-            f"in epoch {epoch.number} {why}, and the loop was left early, so it cannot be told whether batches or "
-            f"examples were left out and others taken for them; {TRACK}",
+            f"epoch {epoch.number} was left early and {_unused(epoch) or 'batches were of uneven size'}, so it cannot "
+            f"be told whether batches or examples were left out and others taken for them; {TRACK}",
         )
 
     def learnt_nothing(self, epoch: Epoch, watch: Watch, model: nn.Module) -> None:
@@ -100,6 +104,12 @@ class Notices:
             "nothing",
             f"nothing was learnt in epoch {epoch.number}, so the order stays as it is: {_cause(watch, model)}",
         )
+
+
+def _unused(epoch: Epoch, before: str = "", after: str = "") -> str:
+    """A hint at skipped batches, where there is one."""
+    passes = "1 forward pass" if epoch.unused == 1 else f"{epoch.unused} forward passes"
+    return f"{before}{passes} had no backward pass{after}" if epoch.unused else ""
 
 
 def _cause(watch: Watch, model: nn.Module) -> str:

@@ -206,7 +206,7 @@ class OrderedSampler(Sampler[int]):
         missing = now.issued - now.done - self._watch.pending
         if not self._following.tracked and now.done > now.start and not now.spoilt:
             if whole and (missing >= max(now.largest, 1) or (missing > 0 and now.uneven)):
-                self._notices.missing(now, missing, tracked=False)
+                self._notices.missing(now, missing)
             elif not whole and (now.unused or now.uneven):
                 self._notices.uncertain(now)
         self._check_learnt()
