@@ -8,7 +8,7 @@ names the example it came from, to be compared with the example it is booked on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +45,9 @@ class Witness(CDGraB):
         super().begin(*args, **options)
         self.shown: list[Visit] = []
 
-    def observe(self, visit: Visit) -> None:
-        self.shown.append(visit)
-        super().observe(visit)
+    def observe(self, visits: Sequence[Visit]) -> None:
+        self.shown += visits
+        super().observe(visits)
 
 
 @dataclass
