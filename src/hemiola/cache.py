@@ -10,8 +10,11 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 
 def cache_folder() -> Path:
@@ -36,10 +39,28 @@ def kept(path: Path, key: str) -> float | None:
 
 def keep(path: Path, record: dict[str, Any]) -> None:
     """Write a file of the cache, all or nothing; nothing where it cannot be written."""
+    _write(path, lambda file: file.write(json.dumps(record).encode()))
+
+
+def kept_array(path: Path, rows: int) -> np.ndarray | None:
+    """The array of finite numbers with so many rows that a file of the cache holds, if it does."""
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if isinstance(found, np.ndarray) and len(found) == rows and np.isfinite(found).all() else None
+
+
+def keep_array(path: Path, array: np.ndarray) -> None:
+    """Write an array into the cache, all or nothing; nothing where it cannot be written."""
+    _write(path, lambda file: np.save(file, array))
+
+
+def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-            json.dump(record, file)
+        with tempfile.NamedTemporaryFile("wb", dir=path.parent, suffix=".part", delete=False) as file:
+            fill(file)
         os.replace(file.name, path)
     except OSError:
         return

@@ -323,6 +323,14 @@ class Examples(Protocol):
 
 
 @runtime_checkable
+class Grouped(Protocol):
+    """What `Examples` may have beside: groups they came in, such as who wrote them, for the split ``"natural"``."""
+
+    def groups(self) -> np.ndarray | None:
+        """The group of each example, any whole numbers; None when the examples have no groups."""
+
+
+@runtime_checkable
 class Task(Protocol):
     """A model, its data, its loss and its metric.
 

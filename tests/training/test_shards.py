@@ -55,3 +55,23 @@ def test_splitting_by_label_needs_labels():
     regression = TensorExamples(torch.zeros(10, 1), torch.zeros(10))
     with pytest.raises(InputError, match="one class each"):
         split_examples(regression, 2, "label-sorted", seed=0)
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), workers=st.integers(1, 14), seed=st.integers(0, 999))
+def test_natural_shards_hold_whole_groups(sizes, workers, seed):
+    groups = np.repeat(np.arange(len(sizes)) * 7, sizes)
+    grouped = TensorExamples(torch.zeros(len(groups), 1), torch.zeros(len(groups)), groups=groups)
+    if workers > len(sizes):
+        with pytest.raises(InputError, match="workers cannot share"):
+            split_examples(grouped, workers, "natural", seed)
+        return
+    shards = split_examples(grouped, workers, "natural", seed)
+    assert sorted(np.concatenate(shards)) == list(range(len(groups)))
+    held = [set(groups[shard]) for shard in shards]
+    assert sum(map(len, held)) == len(sizes)  # no group is at two workers
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+
+
+def test_natural_shards_need_groups():
+    with pytest.raises(InputError, match="'natural' needs examples that come in groups"):
+        split_examples(examples(10), 2, "natural", seed=0)

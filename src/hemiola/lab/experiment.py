@@ -57,14 +57,14 @@ class Evaluate(_Table):
 class Shards(_Table):
     """How the training set is dealt to the workers."""
 
-    split: Literal["iid", "label-sorted"] | dict[str, float] = "iid"
+    split: Literal["iid", "label-sorted", "natural"] | dict[str, float] = "iid"
 
     @field_validator("split")
     @classmethod
     def _alpha(cls, split: str | dict[str, float]) -> str | dict[str, float]:
         if isinstance(split, dict) and not (list(split) == ["dirichlet"] and 0 < split["dirichlet"] < float("inf")):
             raise ValueError(
-                f"must be 'iid', 'label-sorted' or {{ dirichlet = ALPHA }} with ALPHA above 0, got {split}"
+                f"must be 'iid', 'label-sorted', 'natural' or {{ dirichlet = ALPHA }} with ALPHA above 0, got {split}"
             )
         return split
 

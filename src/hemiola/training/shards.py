@@ -1,10 +1,14 @@
-"""Which examples each worker holds. Shards are disjoint, cover the training set, and differ by at most one in size."""
+"""Which examples each worker holds.
+
+Shards are disjoint and cover the training set. They differ by at most one in size, but for ``"natural"``, where a
+worker holds whole groups of examples as they came.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hemiola.contracts import Examples
+from hemiola.contracts import Examples, Grouped
 from hemiola.errors import InputError
 from hemiola.streams import stream
 
@@ -16,7 +20,8 @@ def split_examples(examples: Examples, workers: int, split: str | dict[str, floa
         examples: The training set.
         workers: How many shards.
         split: ``"iid"``; ``"label-sorted"``, so that a worker sees few classes; or ``{"dirichlet": alpha}``, where each
-            worker's mix of classes is drawn from a Dirichlet law (small alpha: few classes).
+            worker's mix of classes is drawn from a Dirichlet law (small alpha: few classes); or ``"natural"``, where
+            the groups the task says its examples came in are dealt whole, as equal in number as they can be.
         seed: Of the run.
     """
     count = len(examples)
@@ -25,6 +30,8 @@ def split_examples(examples: Examples, workers: int, split: str | dict[str, floa
     draws = stream("shards", seed)
     if split == "iid":
         return [np.sort(part) for part in np.array_split(draws.permutation(count), workers)]
+    if split == "natural":
+        return _natural(examples, workers, draws)
     labels = examples.labels()
     if labels is None:
         raise InputError(
@@ -35,6 +42,19 @@ def split_examples(examples: Examples, workers: int, split: str | dict[str, floa
         return [np.sort(part) for part in np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], workers)]
     assert isinstance(split, dict)
     return _dirichlet(labels, workers, split["dirichlet"], draws)
+
+
+def _natural(examples: Examples, workers: int, draws: np.random.Generator) -> list[np.ndarray]:
+    groups = examples.groups() if isinstance(examples, Grouped) else None
+    if groups is None:
+        raise InputError(
+            "shards.split: 'natural' needs examples that come in groups, and this task's do not; use 'iid'"
+        )
+    names = np.unique(groups)
+    if workers > len(names):
+        raise InputError(f"workers: {workers} workers cannot share {len(names)} groups of examples whole; use fewer")
+    dealt = np.array_split(draws.permutation(names), workers)
+    return [np.flatnonzero(np.isin(groups, some)) for some in dealt]
 
 
 def _dirichlet(labels: np.ndarray, workers: int, alpha: float, draws: np.random.Generator) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from hemiola.errors import InputError
 from hemiola.lab.tasks import TASKS, load_task
 from hemiola.streams import torch_stream
 
-BUNDLED = [name for name, entry in TASKS.items() if entry.data == "bundled"]
+BUNDLED = [name for name, entry in TASKS.items() if not entry.data]
 
 
 def test_the_three_bundled_tasks_are_there():

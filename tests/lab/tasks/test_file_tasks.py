@@ -1,11 +1,6 @@
 """The tasks that read files: on small folders in the official formats, and on the real sets where they are."""
 
-import gzip
 import inspect
-import os
-import struct
-import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,58 +9,14 @@ from torch.func import functional_call, grad, vmap
 
 from hemiola import contracts
 from hemiola.errors import InputError
+from hemiola.lab.experiment import Experiment
 from hemiola.lab.tasks import TASKS, describe_tasks, load_task, optimum
 from hemiola.lab.tasks.files import SETS
-from hemiola.lab.tasks.hmda import AMOUNTS, CATEGORIES, NUMBERS
+from hemiola.lab.tasks.hmda import AMOUNTS, NUMBERS
 from hemiola.lab.tasks.models import GPT, LSTM
+from hemiola.training import Training
 
-FROM_FILES = [name for name, entry in TASKS.items() if entry.data != "bundled"]
-
-
-def idx(array):
-    header = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape)
-    return gzip.compress(header + array.astype(np.uint8).tobytes())
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A data folder with a few examples of every set."""
-    root = tmp_path_factory.mktemp("data")
-    random = np.random.default_rng(0)
-    for data_set in SETS.values():
-        for file in data_set.files:
-            (root / file).parent.mkdir(parents=True, exist_ok=True)
-    for images in ("MNIST", "FashionMNIST"):
-        for part in ("train", "t10k"):
-            pixels = random.integers(0, 256, (12, 28, 28))
-            (root / images / f"raw/{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
-            (root / images / f"raw/{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(12) % 10))
-    for file in SETS["cifar10"].files:
-        records = random.integers(0, 256, (3, 3073))
-        records[:, 0] = [1, 2, 3]
-        (root / file).write_bytes(records.astype(np.uint8).tobytes())
-    for part, words in (("train", "a b c <unk> d"), ("valid", "a"), ("test", "a z b")):
-        (root / f"wikitext-2/{part}.txt").write_text(f" {words} \n" * 40)
-    weeks = [f"W{i}," + ",".join(str(10 * i + j % 7) for j in range(40)) for i in range(3)]
-    ahead = [f"W{i}," + ",".join(str(10 * i + j % 7) for j in range(40, 53)) for i in range(3)]
-    (root / "m4-weekly/Weekly-train.csv").write_text("V1,V2\n" + "\n".join(weeks))
-    (root / "m4-weekly/Weekly-test.csv").write_text("V1,V2\n" + "\n".join(ahead))
-    names = CATEGORIES + AMOUNTS + NUMBERS
-    rows = [",".join(str(v) for v in random.integers(1, 3, len(names))) for _ in range(30)]
-    with zipfile.ZipFile(root / "hmda/2017-NJ-features.zip", "w") as archive:
-        archive.writestr("f.csv", "\n".join([",".join(names), *rows]))
-    with zipfile.ZipFile(root / "hmda/2017-NJ-target.zip", "w") as archive:
-        archive.writestr("t.csv", "\n".join(["action_taken", *(str((1, 3, 2)[i % 3]) for i in range(30))]))
-    for file in SETS["a9a"].files:
-        (root / file).write_text("-1 1:1 123:1\n+1 2:1\n" * 5)
-    return root
-
-
-@pytest.fixture
-def real_data():
-    if not os.environ.get("HEMIOLA_DATA"):
-        pytest.skip("needs the public data sets: set HEMIOLA_DATA to a folder filled by `hemiola data fetch`")
-    return Path(os.environ["HEMIOLA_DATA"])
+FROM_FILES = [name for name, entry in TASKS.items() if entry.data]
 
 
 def gradients_per_example(task, count):
@@ -143,6 +94,62 @@ def test_weeks(folder):
     np.testing.assert_allclose(targets[0], (series[40:46] - mean) / deviation, rtol=1e-5)
 
 
+def test_weeks_as_the_authors_of_cd_grab_have_them(folder):
+    task = load_task("m4-mlp", {"setting": "cd-grab"}, folder)
+    # 40 weeks, starts 0, 3, .., 12 below 40 - 26 = 14: five windows of each of three series, nine tenths of them.
+    assert len(task.train) == int(0.9 * 15)
+    torch.manual_seed(0)
+    model = task.model()
+    weeks = torch.randn(2, 20)
+    expected = weeks
+    for _ in range(6):
+        expected = torch.cat([expected, model.step(expected[:, -20:])], dim=1)
+    torch.testing.assert_close(model(weeks), expected[:, 20:])
+
+
+def test_drawings_come_by_writer(folder):
+    task = load_task("femnist-cnn", {}, folder)
+    assert task.train.groups().tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2, 2]
+    inputs, targets = task.train.batch(np.array([3, 8]))
+    raw = np.load(folder / "femnist/femnist-128.npz")["x"][[3, 8]]
+    torch.testing.assert_close(inputs.flatten(1), torch.tensor(raw / 127.5 - 1, dtype=torch.float32))
+    assert targets.tolist() == [53, 58]
+
+
+@pytest.mark.parametrize("pace", ["k-sync", {"name": "k-async", "k": 1}])
+def test_a_run_on_natural_shards(folder, pace):
+    given = {"task": "femnist-cnn", "workers": 3, "batch": 2, "stop": {"epochs": 2}, "shards": {"split": "natural"}}
+    (cell,) = Experiment({**given, "order": "cd-grab", "pace": pace}).cells
+    plan, make_cluster = cell.plan(folder)
+    assert sorted(map(len, plan.shards)) == [2, 3, 5]
+    training = Training(plan, make_cluster)
+    assert training.run() == "done"
+    used = [counts["used"] for counts in training.records[-1]["workers"]]
+    if pace == "k-sync":  # Whose shard is through rests: every drawing is visited once an epoch.
+        assert used == [2 * len(shard) for shard in plan.shards]
+    assert 20 <= sum(used) <= 21
+
+
+def test_drawings_that_do_not_fit_together(folder, tmp_path):
+    (tmp_path / "femnist").mkdir()
+    arrays = dict(np.load(folder / "femnist/femnist-128.npz"))
+    np.savez(tmp_path / "femnist/femnist-128.npz", **arrays | {"writers": np.array([3, 1])})
+    with pytest.raises(InputError, match="10 labels and 4 drawings of all writers do not fit together"):
+        load_task("femnist-cnn", {}, tmp_path)
+
+
+def test_windows_of_characters(folder):
+    task = load_task("shakespeare-gpt", {"context": 20}, folder)
+    text = "To be, or not to be.\n" * 60
+    numbers = {character: number for number, character in enumerate(sorted(set(text)))}
+    cut = int(0.9 * len(text))
+    assert (len(task.train), len(task.test)) == ((cut - 1) // 20, (len(text) - cut - 1) // 20)
+    inputs, targets = task.train.batch(np.array([1]))
+    assert inputs[0].tolist() == [numbers[each] for each in text[20:40]]
+    assert targets[0].tolist() == [numbers[each] for each in text[21:41]]
+    assert task.test.batch(np.array([0]))[0][0].tolist() == [numbers[each] for each in text[cut : cut + 20]]
+
+
 def test_mortgages(folder):
     task = load_task("hmda-logistic", {}, folder)
     assert (len(task.train), len(task.test)) == (16, 4)  # 20 of 30 were originated or denied
@@ -188,6 +195,11 @@ def test_gpt_does_not_look_ahead():
         ("wikitext2-gpt", {"layers": 0}, "layers must be at least 1, got 0"),
         ("m4-mlp", {"stride": 0}, "stride must be at least 1, got 0"),
         ("a9a-logistic", {"l2": -1.0}, "l2 must be at least 0, got -1.0"),
+        ("femnist-cnn", {"channels": 0}, "channels must be at least 1, got 0"),
+        ("shakespeare-gpt", {"context": 0}, "context must be at least 1, got 0"),
+        ("sst2-logistic", {"examples": -1}, "examples must be at least 0, got -1"),
+        ("glue-minilm", {"trained": 3}, 'trained must be "all" or a number of layers from 0 to 2, got 3'),
+        ("glue-minilm", {"tokens": 65}, "tokens must be from 8 to 64, got 65"),
     ],
 )
 def test_impossible_options(folder, name, options, message):
@@ -199,7 +211,7 @@ def test_impossible_options(folder, name, options, message):
 @pytest.mark.parametrize("name", FROM_FILES)
 def test_missing_data(name, tmp_path, monkeypatch):
     monkeypatch.delenv("HEMIOLA_DATA", raising=False)
-    data_set = TASKS[name].data
+    data_set = TASKS[name].data[0]
     with pytest.raises(InputError, match=f"hemiola data fetch {data_set} --data {tmp_path}"):
         load_task(name, {}, tmp_path)
     with pytest.raises(InputError, match="HEMIOLA_DATA"):
@@ -221,15 +233,16 @@ def test_a_cut_file_is_named(folder, tmp_path):
 
 def test_only_tasks_with_files_take_a_data_folder():
     for entry in TASKS.values():
-        assert ("data" in inspect.signature(entry.make).parameters) == (entry.data != "bundled")
-        assert entry.data == "bundled" or entry.data in SETS
+        assert ("data" in inspect.signature(entry.make).parameters) == bool(entry.data)
+        assert set(entry.data) <= set(SETS)
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("record", [r for r in describe_tasks() if r.data != "bundled"], ids=lambda r: r.name)
 def test_descriptions_are_true_of_the_real_sets(real_data, record):
-    if SETS[record.data].missing(real_data):
-        pytest.skip(f"{SETS[record.data].missing(real_data)} not in HEMIOLA_DATA")
+    missing = [file for name in TASKS[record.name].data for file in SETS[name].missing(real_data)]
+    if missing:
+        pytest.skip(f"{missing} not in HEMIOLA_DATA")
     task = load_task(record.name, {}, real_data)
     assert (len(task.train), len(task.test), task.convex) == (record.train, record.test, record.convex)
     assert sum(p.numel() for p in task.model().parameters()) == record.parameters

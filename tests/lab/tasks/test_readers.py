@@ -14,7 +14,10 @@ from hemiola.lab.tasks.readers import (
     read_idx,
     read_idx_pair,
     read_libsvm,
+    read_npz,
+    read_safetensors,
     read_series,
+    read_tsv,
     read_words,
     read_zipped_columns,
 )
@@ -170,3 +173,45 @@ def test_a_missing_set_says_what_was_looked_for_where_and_what_fetches_it(name, 
         f"get it with: hemiola data fetch {name} --data {tmp_path}"
     )
     assert "give the folder with --data DIR or HEMIOLA_DATA" in error_of(lambda root: require(name, root), None)
+
+
+def test_tab_separated_text(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text('\ufeffa\tb\tc\n1\t"two\tthree"\r\n\n4\tfive\t6\n')
+    assert read_tsv(path, (0, 1), header=True) == [("1", '"two'), ("4", "five")]
+    assert read_tsv(path, (2,), header=False)[0] == ("c",)
+    path.write_text("a\tb\n1\n")
+    assert error_of(read_tsv, path, (1,), True) == f"cannot read {path}: line 2 has 1 columns, too few"
+    path.write_text("a\tb\n")
+    assert error_of(read_tsv, path, (1,), True) == f"cannot read {path}: it is empty"
+
+
+def test_archives_of_arrays(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, a=np.arange(3), b=np.eye(2))
+    (found,) = read_npz(path, ("b",))
+    assert np.array_equal(found, np.eye(2))
+    assert error_of(read_npz, path, ("a", "c")) == f"cannot read {path}: no array c"
+    path.write_bytes(path.read_bytes()[:100])
+    assert error_of(read_npz, path, ("a",)).startswith(f"cannot read {path}: ")
+    np.savez(path, a=np.array([{}], dtype=object))
+    assert error_of(read_npz, path, ("a",)).startswith(f"cannot read {path}: ")
+
+
+def test_safetensors(tmp_path):
+    path = tmp_path / "x.safetensors"
+    values = np.arange(6, dtype="<f4")
+    weights = '"w":{"dtype":"F32","shape":[2,3],"data_offsets":[8,32]}'
+    numbers = '"n":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}'
+    header = f"{{{weights},{numbers}}}".encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(8) + values.tobytes()
+    path.write_bytes(whole)
+    assert np.array_equal(read_safetensors(path, {"w"})["w"], values.reshape(2, 3))
+    assert error_of(read_safetensors, path, {"v"}) == f"cannot read {path}: no tensor v"
+    assert error_of(read_safetensors, path, {"n"}) == f"cannot read {path}: n is I64, should be F32"
+    path.write_bytes(whole[:-1])
+    assert error_of(read_safetensors, path, {"w"}) == f"cannot read {path}: w is cut short"
+    path.write_bytes(whole[:20])
+    assert error_of(read_safetensors, path, {"w"}) == f"cannot read {path}: not a safetensors file, or cut short"
+    path.write_bytes(len(header).to_bytes(8, "little") + b"x" * len(header))
+    assert error_of(read_safetensors, path, {"w"}).startswith(f"cannot read {path}: ")

@@ -68,6 +68,27 @@ _WIKITEXT_PARTS = ("train", "valid", "test")
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _M4 = "https://raw.githubusercontent.com/Mcompetitions/M4-methods/master/Dataset/"
 
+_MINILM_AT = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/"
+_MINILM = {
+    "config.json": ("953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41", 612),
+    "vocab.txt": ("07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3", 231_508),
+    "model.safetensors": ("53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", 90_868_376),
+}
+
+
+def _glue(name: str, folder: str, title: str) -> DataSet:
+    """A task of GLUE. Its archives have no published checksum, so they are left to the user's browser."""
+    archive = "GLUE's MRPC from https://gluebenchmark.com/tasks" if name == "mrpc" else f"{_GLUE_AT}{folder}.zip"
+    return DataSet(
+        name=name,
+        title=f"GLUE: {title}",
+        files=(f"glue/{folder}/train.tsv", f"glue/{folder}/dev.tsv"),
+        by_hand=f"take train.tsv and dev.tsv from {archive}",
+    )
+
+
+_GLUE_AT = "https://dl.fbaipublicfiles.com/glue/data/"
+
 SETS: dict[str, DataSet] = {
     data_set.name: data_set
     for data_set in (
@@ -176,6 +197,38 @@ SETS: dict[str, DataSet] = {
                 ),
             ),
         ),
+        DataSet(
+            name="femnist",
+            title="Handwritten digits and letters by 128 writers (NIST; LEAF's preparation), 28,395 + 3,218 images",
+            files=("femnist/femnist-128.npz",),
+            by_hand="make it with https://github.com/TalwalkarLab/leaf, save it as docs/tasks.md says",
+        ),
+        DataSet(
+            name="tiny-shakespeare",
+            title="A million characters of Shakespeare's plays (Karpathy)",
+            files=("tiny-shakespeare/input.txt",),
+            downloads=(
+                Download(
+                    ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+                    "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+                    1_115_394,
+                    path="tiny-shakespeare/input.txt",
+                ),
+            ),
+        ),
+        DataSet(
+            name="minilm",
+            title="all-MiniLM-L6-v2, pretrained weights and vocabulary (sentence-transformers, Apache-2.0)",
+            files=tuple(f"minilm-l6/{name}" for name in _MINILM),
+            downloads=tuple(
+                Download((_MINILM_AT + name,), f"sha256:{digest}", size, path=f"minilm-l6/{name}")
+                for name, (digest, size) in _MINILM.items()
+            ),
+        ),
+        _glue("sst2", "SST-2", "Stanford Sentiment Treebank (Socher et al.), 67,349 + 872 snippets of film reviews"),
+        _glue("cola", "CoLA", "Corpus of Linguistic Acceptability (Warstadt et al.), 8,551 + 1,043 sentences"),
+        _glue("mrpc", "MRPC", "Microsoft Research Paraphrase Corpus (Dolan, Brockett), 3,668 + 408 pairs of sentences"),
+        _glue("rte", "RTE", "Recognizing Textual Entailment (Dagan et al. and others), 2,490 + 277 pairs of texts"),
     )
 }
 

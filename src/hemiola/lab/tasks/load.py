@@ -19,7 +19,19 @@ import torch
 
 from hemiola import contracts
 from hemiola.errors import InputError, raised_at, unknown
-from hemiola.lab.tasks import a9a, breast_cancer, cifar10, digits, hmda, m4, mnist, wikitext2
+from hemiola.lab.tasks import (
+    a9a,
+    breast_cancer,
+    cifar10,
+    digits,
+    femnist,
+    glue,
+    hmda,
+    m4,
+    mnist,
+    shakespeare,
+    wikitext2,
+)
 from hemiola.lab.tasks.task import Task
 
 
@@ -34,7 +46,7 @@ class TaskEntry:
         train: Training examples, with default options.
         test: Test examples.
         convex: Whether the gap f - f* can be shown.
-        data: ``"bundled"``, or the name of the data set it reads (`hemiola.lab.tasks.files.SETS`).
+        data: The data sets it reads (`hemiola.lab.tasks.files.SETS`), with default options; none for bundled data.
     """
 
     make: Callable[..., Task]
@@ -43,23 +55,31 @@ class TaskEntry:
     train: int
     test: int
     convex: bool
-    data: str = "bundled"
+    data: tuple[str, ...] = ()
 
 
 TASKS: dict[str, TaskEntry] = {
     "digits-logistic": TaskEntry(digits.logistic, "softmax regression", 650, 1500, 297, True),
     "digits-mlp": TaskEntry(digits.perceptron, "perceptron 64-32-10", 2410, 1500, 297, False),
     "breast-cancer-logistic": TaskEntry(breast_cancer.logistic, "logistic regression", 31, 469, 100, True),
-    "mnist-mlp": TaskEntry(mnist.perceptron, "perceptron 784-100-10", 79510, 60000, 10000, False, "mnist"),
-    "mnist-lenet": TaskEntry(mnist.mnist_lenet, "LeNet", 44426, 60000, 10000, False, "mnist"),
-    "fashion-lenet": TaskEntry(mnist.fashion_lenet, "LeNet", 44426, 60000, 10000, False, "fashion-mnist"),
-    "cifar10-lenet": TaskEntry(cifar10.cifar10_lenet, "LeNet", 62006, 50000, 10000, False, "cifar10"),
-    "cifar10-vgg": TaskEntry(cifar10.cifar10_vgg, "VGG, 6 convolutions", 551466, 50000, 10000, False, "cifar10"),
-    "wikitext2-lstm": TaskEntry(wikitext2.lstm, "LSTM, 2 layers of 32", 2179710, 59675, 7016, False, "wikitext2"),
-    "wikitext2-gpt": TaskEntry(wikitext2.gpt, "GPT, 2 layers of 64", 4361920, 59675, 7016, False, "wikitext2"),
-    "m4-mlp": TaskEntry(m4.perceptron, "perceptron 20-64-64-6", 5894, 59802, 359, False, "m4-weekly"),
-    "hmda-logistic": TaskEntry(hmda.logistic, "logistic regression", 65, 163798, 40950, True, "hmda"),
-    "a9a-logistic": TaskEntry(a9a.logistic, "logistic regression", 124, 32561, 16281, True, "a9a"),
+    "mnist-mlp": TaskEntry(mnist.perceptron, "perceptron 784-100-10", 79510, 60000, 10000, False, ("mnist",)),
+    "mnist-lenet": TaskEntry(mnist.mnist_lenet, "LeNet", 44426, 60000, 10000, False, ("mnist",)),
+    "fashion-lenet": TaskEntry(mnist.fashion_lenet, "LeNet", 44426, 60000, 10000, False, ("fashion-mnist",)),
+    "cifar10-lenet": TaskEntry(cifar10.cifar10_lenet, "LeNet", 62006, 50000, 10000, False, ("cifar10",)),
+    "cifar10-vgg": TaskEntry(cifar10.cifar10_vgg, "VGG, 6 convolutions", 551466, 50000, 10000, False, ("cifar10",)),
+    "wikitext2-lstm": TaskEntry(wikitext2.lstm, "LSTM, 2 layers of 32", 2179710, 59675, 7016, False, ("wikitext2",)),
+    "wikitext2-gpt": TaskEntry(wikitext2.gpt, "GPT, 2 layers of 64", 4361920, 59675, 7016, False, ("wikitext2",)),
+    "m4-mlp": TaskEntry(m4.perceptron, "perceptron 20-64-64-6", 5894, 59802, 359, False, ("m4-weekly",)),
+    "hmda-logistic": TaskEntry(hmda.logistic, "logistic regression", 65, 163798, 40950, True, ("hmda",)),
+    "a9a-logistic": TaskEntry(a9a.logistic, "logistic regression", 124, 32561, 16281, True, ("a9a",)),
+    "femnist-cnn": TaskEntry(femnist.cnn, "CNN, 2 convolutions", 86910, 28395, 3218, False, ("femnist",)),
+    "shakespeare-gpt": TaskEntry(
+        shakespeare.gpt, "GPT, 2 layers of 64", 112512, 15685, 1742, False, ("tiny-shakespeare",)
+    ),
+    "sst2-logistic": TaskEntry(glue.sst2_logistic, "logistic regression", 385, 67349, 872, True, ("sst2", "minilm")),
+    "glue-minilm": TaskEntry(
+        glue.glue_minilm, "BERT, 6 layers of 384", 22566146, 67349, 872, False, ("sst2", "minilm")
+    ),
 }
 
 
@@ -87,7 +107,7 @@ def describe_tasks() -> list[TaskRecord]:
             train=entry.train,
             test=entry.test,
             convex=entry.convex,
-            data=entry.data,
+            data=", ".join(entry.data) or "bundled",
             options={key: option.default for key, option in _options_of(entry.make).items()},
         )
         for name, entry in TASKS.items()

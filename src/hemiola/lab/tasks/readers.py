@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def read_idx_pair(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
     labels = read_idx(path, 1)
     if len(images) != len(labels):
         raise InputError(f"cannot read {path}: {len(labels)} labels for {len(images)} images")
-    _check_classes(path, labels, 10)
+    check_classes(path, labels, 10)
     return images, labels.astype(np.int64)
 
 
@@ -73,7 +74,7 @@ def read_cifar(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
                 f"cannot read {path}: {len(raw)} bytes are not whole records of {_CIFAR_RECORD}; it was cut short"
             )
         records = raw.reshape(-1, _CIFAR_RECORD)
-        _check_classes(path, records[:, 0], 10)
+        check_classes(path, records[:, 0], 10)
         parts.append(records)
     labels = np.concatenate([records[:, 0] for records in parts]).astype(np.int64)
     images = np.concatenate([records[:, 1:] for records in parts])
@@ -139,6 +140,56 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs.toarray(), (targets > 0).astype(np.int64)
 
 
-def _check_classes(path: Path, labels: np.ndarray, classes: int) -> None:
+def read_tsv(path: Path, columns: tuple[int, ...], header: bool) -> list[tuple[str, ...]]:
+    """These columns of a file of tab-separated text, in which a quotation mark is a character like any other."""
+    rows = []
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        lines = file.read().split("\n")
+        for number, line in enumerate(lines, start=1):
+            if not line or (header and number == 1):
+                continue
+            cells = line.rstrip("\r").split("\t")
+            if len(cells) <= max(columns):
+                raise InputError(f"cannot read {path}: line {number} has {len(cells)} columns, too few")
+            rows.append(tuple(cells[column] for column in columns))
+    if not rows:
+        raise InputError(f"cannot read {path}: it is empty")
+    return rows
+
+
+def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
+    """These arrays of a NumPy archive."""
+    with reading(path), np.load(path, allow_pickle=False) as archive:
+        absent = [name for name in names if name not in archive]
+        if absent:
+            raise InputError(f"cannot read {path}: no array {', '.join(absent)}")
+        return [archive[name] for name in names]
+
+
+def read_safetensors(path: Path, names: set[str]) -> dict[str, np.ndarray]:
+    """These float32 tensors of a safetensors file: a length, a JSON header of that length, then the bytes."""
+    with reading(path):
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        if len(raw) < 8 or length > len(raw) - 8:
+            raise InputError(f"cannot read {path}: not a safetensors file, or cut short")
+        header = json.loads(raw[8 : 8 + length])
+        absent = sorted(names - set(header))
+        if absent:
+            raise InputError(f"cannot read {path}: no tensor {absent[0]}")
+        found = {}
+        for name in names:
+            kind, shape, (first, last) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
+            count = int(np.prod(shape, dtype=np.int64))
+            if kind != "F32":
+                raise InputError(f"cannot read {path}: {name} is {kind}, should be F32")
+            if 8 + length + last > len(raw) or last - first != 4 * count:
+                raise InputError(f"cannot read {path}: {name} is cut short")
+            found[name] = np.frombuffer(raw, "<f4", count, offset=8 + length + first).reshape(shape).copy()
+    return found
+
+
+def check_classes(path: Path, labels: np.ndarray, classes: int) -> None:
+    """Refuse labels that are not one of so many classes."""
     if len(labels) and labels.max() >= classes:
         raise InputError(f"cannot read {path}: label {labels.max()} is not one of {classes} classes")

@@ -137,13 +137,20 @@ class TensorExamples:
             step: inputs are returned as float32 ``(x / 255 - centre) / scale``; one number for all channels or one
             each. None returns them as they are.
         centre: See ``scale``.
+        groups: The group that each example came in, such as who wrote it; None for no groups.
     """
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, scale: PerChannel | None = None, centre: PerChannel = 0.0
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        scale: PerChannel | None = None,
+        centre: PerChannel = 0.0,
+        groups: np.ndarray | None = None,
     ) -> None:
         self.inputs = inputs
         self.targets = targets
+        self._groups = groups
         self._affine: tuple[Tensor, Tensor] | None = None
         if scale is not None:
             factor = 1.0 / torch.tensor(scale, dtype=torch.float64)
@@ -169,6 +176,10 @@ class TensorExamples:
     def labels(self) -> np.ndarray | None:
         """The targets where they are one whole number an example, else None."""
         return _classes(self.targets)
+
+    def groups(self) -> np.ndarray | None:
+        """The group of each example, None without groups."""
+        return self._groups
 
 
 class DatasetExamples:

@@ -35,17 +35,23 @@ def _windows(root: Path) -> tuple[TensorExamples, TensorExamples, int]:
 
 def _examples(path: Path, words: list[str], vocabulary: dict[str, int]) -> TensorExamples:
     unknown = vocabulary["<unk>"]
-    tokens = torch.from_numpy(np.array([vocabulary.get(word, unknown) for word in words], np.int64))
-    count = (len(tokens) - 1) // WINDOW
-    if count == 0:
-        raise InputError(f"cannot read {path}: {len(words)} words, fewer than one window of {WINDOW + 1}")
-    return TensorExamples(
-        tokens[: count * WINDOW].view(count, WINDOW), tokens[1 : count * WINDOW + 1].view(count, WINDOW)
+    return windows(
+        path, torch.from_numpy(np.array([vocabulary.get(word, unknown) for word in words], np.int64)), WINDOW
     )
 
 
-def word_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over the words of each window."""
+def windows(path: Path, tokens: Tensor, length: int) -> TensorExamples:
+    """Windows of so many tokens, one after the other, with the tokens that follow each of theirs."""
+    count = (len(tokens) - 1) // length
+    if count == 0:
+        raise InputError(f"cannot read {path}: {len(tokens)} tokens, fewer than one window of {length + 1}")
+    return TensorExamples(
+        tokens[: count * length].view(count, length), tokens[1 : count * length + 1].view(count, length)
+    )
+
+
+def token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over the tokens of each window."""
     losses = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
     return losses.view(targets.shape).mean(dim=1)
 
@@ -57,29 +63,37 @@ def perplexity(mean_loss: float) -> float:
 
 def lstm(*, data: Path | None = None) -> Task:
     """A two-layer LSTM, 32 wide, on WikiText-2: CD-GraB's model."""
-    return _next_word("wikitext2-lstm", partial(LSTM, width=32, layers=2), 5.0, data)
+    train, test, words = _windows(require("wikitext2", data))
+    return next_token("wikitext2-lstm", partial(LSTM, words, width=32, layers=2), train, test, lr=5.0)
 
 
 def gpt(*, width: int = 64, layers: int = 2, heads: int = 4, data: Path | None = None) -> Task:
     """A small GPT on WikiText-2, at word level."""
+    check_gpt(width, layers, heads)
+    train, test, words = _windows(require("wikitext2", data))
+    model = partial(GPT, words, width=width, layers=layers, heads=heads, context=WINDOW)
+    return next_token("wikitext2-gpt", model, train, test, lr=0.5)
+
+
+def check_gpt(width: int, layers: int, heads: int) -> None:
+    """Refuse a GPT that cannot be."""
     if layers < 1:
         raise InputError(f"layers must be at least 1, got {layers}")
     if heads < 1 or width < 1 or width % heads:
         raise InputError(f"width must be a multiple of heads, got {width} and {heads}")
-    model = partial(GPT, width=width, layers=layers, heads=heads, context=WINDOW)
-    return _next_word("wikitext2-gpt", model, 0.5, data)
 
 
-def _next_word(name: str, model: Callable[[int], nn.Module], lr: float, data: Path | None) -> Task:
-    """The task for a model that is made for a number of words."""
-    train, test, words = _windows(require("wikitext2", data))
+def next_token(
+    name: str, model: Callable[[], nn.Module], train: TensorExamples, test: TensorExamples, lr: float
+) -> Task:
+    """Predicting the next token of windows of text."""
     return Task(
         name=name,
-        model=partial(model, words),
+        model=model,
         train=train,
         test=test,
-        losses=word_losses,
-        scores=word_losses,
+        losses=token_losses,
+        scores=token_losses,
         metric="perplexity",
         higher_is_better=False,
         summarise=perplexity,
