@@ -45,7 +45,8 @@ def keep(path: Path, record: dict[str, Any]) -> None:
 def kept_array(path: Path, rows: int) -> np.ndarray | None:
     """The array of finite numbers with so many rows that a file of the cache holds, if it does."""
     try:
-        found = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     return found if isinstance(found, np.ndarray) and len(found) == rows and np.isfinite(found).all() else None

@@ -159,7 +159,7 @@ def read_tsv(path: Path, columns: tuple[int, ...], header: bool) -> list[tuple[s
 
 def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
     """These arrays of a NumPy archive."""
-    with reading(path), np.load(path, allow_pickle=False) as archive:
+    with reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         absent = [name for name in names if name not in archive]
         if absent:
             raise InputError(f"cannot read {path}: no array {', '.join(absent)}")
