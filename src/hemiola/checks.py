@@ -1,8 +1,7 @@
-"""Checks the periods, the wire and the averager share: impossible options and foreign state, one clear line each."""
+"""Checks of impossible options that many share, one clear line each."""
 
 from __future__ import annotations
 
-from hemiola.contracts import State
 from hemiola.errors import InputError, nearest
 
 
@@ -28,13 +27,3 @@ def one_of(name: str, value: object, allowed: list[str]) -> str:
         hint = nearest(value, allowed) if isinstance(value, str) else ""
         raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
     return str(value)
-
-
-def own_state(state: State, kind: str, version: int) -> State:
-    """Return ``state`` if it is of this kind and version."""
-    found = state.get("kind") if isinstance(state, dict) else None
-    if found != kind:
-        raise InputError(f"this is not the state of a {kind!r}: its kind is {found!r}")
-    if state.get("version") != version:
-        raise InputError(f"state of {kind!r} has version {state.get('version')!r}, this one reads {version}")
-    return state

@@ -23,16 +23,17 @@ and restored with ``state_dict``: plain numbers, strings, lists, dicts and tenso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-State = dict[str, Any]
-
+from hemiola.state import State as State
+from hemiola.state import own_state, pack, stamped, unpack
 
 # ---------------------------------------------------------------------------------------------------------- records
 
@@ -194,9 +195,56 @@ class Arrivals:
 
 # --------------------------------------------------------------------------------------------------------- policies
 
+# Subclass `Order`, `Period` or `Pace` and write what differs: the abstract member has to be there, everything else has
+# a default (type checkers take an empty body for an abstract one, hence the lone returns). A class of other descent
+# must have every member but those in `CAPABILITIES`, see `hemiola.own`.
+
+
+class Policy(Protocol):
+    """What all policies have: a kind, numbers for the log, and a state.
+
+    Attributes:
+        kind: Whose state it is; the name of the class unless it says otherwise. Other kinds' states are refused.
+        version: Of what the state holds; raise it when that changes, and older states are refused.
+        saved: Names of the attributes that are the state: numbers, strings, tensors, arrays, lists and dicts of these.
+            Enough for most policies; others write ``state_dict`` and ``load_state_dict``.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" not in vars(cls):
+            cls.kind = cls.__name__
+
+    def telemetry(self) -> State:
+        """Numbers for the log; those that the report draws are named below."""
+        return {}
+
+    def state_dict(self) -> State:
+        """Everything needed to go on exactly, plain and small: a copy, that later calls do not change."""
+        attributes = {name: pack(getattr(self, name), f"{self.kind}.{name}") for name in self.saved}
+        return stamped(self.kind, self.version, **attributes)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state, in an object made with the same options (and after ``begin``, where there is one).
+
+        Raises:
+            InputError: It is the state of another kind.
+        """
+        own_state(state, self.kind, self.version)
+        for name in self.saved:
+            setattr(self, name, unpack(state[name]))
+
+
+Total = Callable[[np.ndarray], np.ndarray]
+"""Adds up arrays of numbers over all ranks."""
+
 
 @runtime_checkable
-class Order(Protocol):
+class Order(Policy, Protocol):
     """Which unit does each worker visit next?
 
     Life cycle: ``begin`` once; then for every worker and epoch, ``sequence`` when the worker reaches that epoch (epochs
@@ -208,61 +256,74 @@ class Order(Protocol):
     Attributes:
         unit: Examples per unit.
         sketch: How unit gradients are to be sketched: ``"exact"``, ``"fold:K"``, ``"ghost:R"``; None when never wanted.
+        slices: Whether ``observe`` can do with a slice of every row's coordinates, whose inner products ``total`` adds
+            up; then exact rows travel in slices between the ranks of one's own loop.
+        total: Set by `hemiola.OrderedSampler` where rows come in slices, before the first of them; else None.
+        sizes, seed, lockstep: What ``begin`` was told, unless a subclass keeps it elsewhere.
     """
 
-    unit: int
-    sketch: str | None
+    unit: int = 1
+    sketch: str | None = None
+    slices: ClassVar[bool] = False
+    total: Total | None = None
+    sizes: list[int]
+    seed: int
+    lockstep: bool
 
     def begin(self, sizes: Sequence[int], seed: int, lockstep: bool) -> None:
         """Start a run: ``sizes[j]`` units at worker j; ``lockstep`` if every update waits for every worker."""
+        self.sizes, self.seed, self.lockstep = list(sizes), seed, lockstep
 
+    @abstractmethod
     def sequence(self, worker: int, epoch: int) -> np.ndarray:
         """Return the order of ``range(sizes[worker])`` for this epoch. Asking twice gives the same answer."""
 
     def wants(self, worker: int, epoch: int) -> bool:
         """Whether reports about this epoch should carry sketches. Called before the batch is computed."""
+        return self.sketch is not None
 
     def observe(self, visits: Sequence[Visit]) -> None:
         """Take note of the units that one update used, sorted by worker, then in visiting order. Called after it."""
+        return
+
+    def adopt(self, epoch: int, orders: Sequence[np.ndarray]) -> None:
+        """After ``begin``: another number of workers had learnt these orders for this epoch; ignored by default."""
+        return
 
     def telemetry(self) -> State:
-        """Numbers for the log: ``herding`` (bound of the last finished epoch), ``skipped`` pairs; empty if none."""
-
-    def state_dict(self) -> State:
-        """The whole state, small and plain."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore after ``begin`` with the same sizes and seed."""
+        """``herding``: bound of the last finished epoch; ``skipped``: units or pairs left out as not finite."""
+        return {}
 
 
 @runtime_checkable
-class Period(Protocol):
+class Period(Policy, Protocol):
     """How many local steps does a worker take between two averagings?
 
     Life cycle: ``length`` whenever a worker is given a stint, ``averaged`` after every update.
 
     Attributes:
         local: False when reports are gradients and the optimizer is the server's (full communication).
+        needs_progress: Whether ``length`` depends on the progress, so that one's own loop must say how long it is.
     """
 
-    local: bool
+    local: bool = True
+    needs_progress: bool = False
 
+    @abstractmethod
     def length(self, lr: float, progress: float) -> int:
         """Local steps of a stint that starts now; at least 1."""
 
     def averaged(self, seen: Averaging) -> None:
         """Take note of an update. Called once per update, on every rank with the same numbers."""
+        return
 
     def telemetry(self) -> State:
-        """Numbers for the log, e.g. ``c2``."""
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
+        """``c2``: the spread aimed at, divided by the learning rate; it is logged with every averaging."""
+        return {}
 
 
 @runtime_checkable
-class Pace(Protocol):
+class Pace(Policy, Protocol):
     """How many reports does an update wait for, and what happens to the workers it did not wait for?
 
     Life cycle: ``begin`` once, ``k`` before every report is counted, ``weight`` for every report that is merged,
@@ -276,35 +337,60 @@ class Pace(Protocol):
             the result.
         max_staleness: Reports older than this are dropped instead of merged; None for no limit.
         needs_distance: Whether ``weight`` uses its ``distance`` argument; clusters compute it only then.
+        workers: What ``begin`` was told, unless a subclass keeps it elsewhere.
     """
 
-    cancels: bool
-    idles: bool
-    late: str
-    max_staleness: int | None
-    needs_distance: bool
+    cancels: bool = False
+    idles: bool = True
+    late: str = "cancel"
+    max_staleness: int | None = None
+    needs_distance: bool = False
+    workers: int
 
     def begin(self, workers: int) -> None:
         """Start a run; raises `InputError` for a K that cannot be."""
+        self.workers = workers
 
+    @abstractmethod
     def k(self) -> int:
         """How many reports the next update waits for. Clusters clip it to the workers that are alive and have work."""
 
     @property
+    def fixed_k(self) -> int | None:
+        """After ``begin``: the K of the whole run, where it never changes. Theory and quick simulations need it."""
+        return None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether K depends on what updates measure (losses, durations), so that only a real run can tell it."""
+        return False
+
+    @property
     def lockstep(self) -> bool:
-        """Whether every update of the run waits for exactly one report of every worker."""
+        """After ``begin``: whether every update of the run waits for exactly one report of every worker."""
+        return self.idles and self.fixed_k == self.workers
 
     def weight(self, staleness: int, distance: float) -> float:
         """Factor on one report's change; ``distance`` is ||w_now - w_read||^2, or 0 unless ``needs_distance``."""
+        return 1.0
 
     def updated(self, seen: Arrivals) -> None:
         """Take note of an update."""
+        return
 
-    def telemetry(self) -> State: ...
+    def telemetry(self) -> State:
+        """``k``: how many reports the next update waits for."""
+        return {"k": self.k()}
 
-    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: State) -> None: ...
+_OF_ALL = {"kind", "version", "saved", "telemetry"}
+
+CAPABILITIES: dict[type, frozenset[str]] = {
+    Order: frozenset({*_OF_ALL, "unit", "slices", "total", "adopt", "sizes", "seed", "lockstep"}),
+    Period: frozenset({*_OF_ALL, "needs_progress"}),
+    Pace: frozenset({*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "fixed_k", "adapts", "weight"}),
+}
+"""Members that also a class that does not subclass its protocol may do without: it is given the default."""
 
 
 # ------------------------------------------------------------------------------------------------------------- tasks

@@ -130,5 +130,5 @@ def test_impossible_options(make, line):
 def test_foreign_state_is_refused():
     with pytest.raises(InputError, match="not the state of a 'qsr': its kind is 'constant'"):
         QSR().load_state_dict(Constant().state_dict())
-    with pytest.raises(InputError, match="version 1, this one reads 2"):
+    with pytest.raises(InputError, match="version 1, this hemiola reads 2"):
         QSR().load_state_dict({"kind": "qsr", "version": 1})

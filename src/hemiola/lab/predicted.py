@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hemiola.clusters.shared_options import slow_factors
 from hemiola.lab.experiment import Cell, Experiment
 from hemiola.timing.delays import parse_delay
-from hemiola.timing.theory import mean_staleness, update_time
+from hemiola.timing.theory import mean_staleness, update_time, variant_of
 
 
 def predicted(experiment: Experiment) -> dict[str, dict[str, float]]:
@@ -17,10 +15,10 @@ def predicted(experiment: Experiment) -> dict[str, dict[str, float]]:
 
 def _predict(cell: Cell) -> dict[str, float]:
     order, period, pace, _, _ = cell.parts()
-    k, workers = getattr(pace, "fixed_k", None), cell.settings.workers
+    k, workers = pace.fixed_k, cell.settings.workers
     if k is None or pace.max_staleness is not None:
         return {}
-    variant: Any = getattr(pace, "name", None)
+    variant = variant_of(pace)
     law = {"staleness": mean_staleness(variant, workers, k)}
     cluster = cell.settings.cluster if isinstance(cell.settings.cluster, dict) else {}
     steps_only = not period.local and order.sketch is None and "link" not in cluster and pace.late == "cancel"

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from hemiola.checks import one_of, own_state, whole
+from hemiola.checks import one_of, whole
 from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
@@ -43,6 +43,7 @@ from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.loops.peers import RankLostError, Roster
 from hemiola.period.measuring import Adaptive
+from hemiola.state import own_state
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import Merged
 
@@ -139,7 +140,7 @@ class Averager:
             raise InputError(f"period must be a period such as hemiola.Adaptive(start=4), got {period!r}")
         if not self.period.local:
             raise InputError("period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here")
-        if steps is None and getattr(self.period, "needs_progress", False):
+        if steps is None and self.period.needs_progress:
             raise InputError(f"period {type(self.period).__name__} depends on the length of the run: give steps=...")
         if timeout <= 0:
             raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")

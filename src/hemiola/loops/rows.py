@@ -9,7 +9,7 @@ that leaves its epoch early sends the rest empty. So ranks never wait for an exc
 
 Two ways to exchange. Sketches are **gathered**: k numbers a unit to everyone. Whole gradients (``sketch = "exact"``)
 are **sliced**: rank i gets every unit's i-th slice of the coordinates, about the bytes of an all-reduce, computes its
-share of the inner products, and only those are added up over ranks (`Balanced.total`).
+share of the inner products, and only those are added up over ranks (`Order.total`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Exchange:
         self._visited = torch.full((room,), GAP)
         self.begin(0)
         if self._sliced:
-            policy.total = self._total  # type: ignore[attr-defined]
+            policy.total = self._total
 
     def begin(self, epoch: int) -> None:
         """Start an epoch."""

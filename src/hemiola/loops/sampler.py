@@ -297,7 +297,7 @@ class OrderedSampler(Sampler[int]):
         if self.policy.sketch is None:
             return
         if self._exchange is None:
-            units, sliced = self._deal.shards.shape[1], self.policy.sketch == "exact"
+            units, sliced = self._deal.shards.shape[1], self.policy.sketch == "exact" and self.policy.slices
             width, dtype = self._watch.width, self._watch.dtype
             self._exchange = Exchange(self.policy, self._ranks, units, width, dtype, self._group, sliced)
             self._exchange.begin(self.epoch)
@@ -458,8 +458,7 @@ class OrderedSampler(Sampler[int]):
         left = deal_left(lefts, self._ranks, self.drop_last)
         self._deal, orders = dealt.again(self._examples, self._ranks, orders, self.drop_last)
         self._begin()
-        if hasattr(self.policy, "adopt"):
-            self.policy.adopt(epoch + 1, orders)
+        self.policy.adopt(epoch + 1, orders)
         if left.shape[1]:
             self._enter(epoch, left)
         else:
@@ -468,7 +467,7 @@ class OrderedSampler(Sampler[int]):
     def _facts(self) -> State:
         return {
             "examples": self._examples,
-            "order": getattr(self.policy, "kind", type(self.policy).__name__),
+            "order": self.policy.kind,
             "unit": self.policy.unit,
             "sketch": self.policy.sketch,
             "seed": self.seed,

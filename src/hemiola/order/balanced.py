@@ -18,10 +18,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from hemiola.contracts import State, Visit
+from hemiola.contracts import Order, State, Visit
 from hemiola.errors import InputError
 from hemiola.gradients.sketch import default_sketch, parse_sketch
-from hemiola.order.balance import Sums, Total, balance
+from hemiola.order.balance import Sums, balance
 from hemiola.order.book import Book
 from hemiola.order.buffer import Buffer, Items
 from hemiola.order.monitor import Monitor
@@ -60,7 +60,7 @@ def as_rows(sketches: torch.Tensor) -> np.ndarray:
     return sketches.detach().to("cpu", dtype).numpy()
 
 
-class Balanced:
+class Balanced(Order):
     """Base of the balanced orders; see ``orders.py`` for the policies.
 
     Args:
@@ -72,13 +72,10 @@ class Balanced:
         signs: Deterministic signs, or the self-balancing walk.
     """
 
-    kind: ClassVar[str]
+    slices = True
     paired: ClassVar[bool]
     shares: ClassVar[bool]
     """Whether workers balance against one shared sum."""
-
-    total: Total | None = None
-    """Set where every rank observes only its slice of the coordinates: adds up inner products over the ranks."""
 
     def __init__(
         self,

@@ -7,12 +7,11 @@ Three are fixed by the seed alone; four balance what they are shown (machinery i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from hemiola.contracts import State, Visit
+from hemiola.contracts import Order, State, Visit
 from hemiola.errors import InputError
 from hemiola.order.balanced import VERSION, Balanced, check_begin, check_state
 from hemiola.order.book import Book
@@ -25,15 +24,14 @@ LONG_STINT = 8
 # ----------------------------------------------------------------------------------------------- fixed by the seed
 
 
-class RandomReshuffling:
+class RandomReshuffling(Order):
     """D-RR: a fresh, independent permutation for every worker and epoch.
 
     Args:
         unit: Examples per unit.
     """
 
-    kind: ClassVar[str] = "rr"
-    sketch: str | None = None
+    kind = "rr"
 
     def __init__(self, *, unit: int = 1) -> None:
         if unit < 1:
@@ -45,15 +43,6 @@ class RandomReshuffling:
 
     def sequence(self, worker: int, epoch: int) -> np.ndarray:
         return stream("order", self._seed, epoch, worker).permutation(self._sizes[worker])
-
-    def wants(self, worker: int, epoch: int) -> bool:
-        return False
-
-    def observe(self, visits: Sequence[Visit]) -> None:
-        pass
-
-    def telemetry(self) -> State:
-        return {}
 
     def state_dict(self) -> State:
         return {"kind": self.kind, "version": VERSION, **self._facts()}
@@ -161,7 +150,7 @@ class IDPairGraB(Balanced):
 class CDGraB(Balanced):
     """CD-GraB (algorithms 2 and 3 of the paper): pair balance of all workers against one shared sum.
 
-    In lockstep, with at most `LONG_PERIOD` local steps, this is the paper's loop::
+    In lockstep, with at most `LONG_STINT` local steps, this is the paper's loop::
 
         s = 0;  l = 0;  r = n-1
         for t = 0, 2, 4, ...:

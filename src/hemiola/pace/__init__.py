@@ -2,6 +2,6 @@
 
 from hemiola.pace.paces import KAsync, KBatchAsync, KBatchSync, KSync, Quorum
 
-PACES: dict[str, type[Quorum]] = {pace.name: pace for pace in (KSync, KBatchSync, KAsync, KBatchAsync)}
+PACES: dict[str, type[Quorum]] = {pace.kind: pace for pace in (KSync, KBatchSync, KAsync, KBatchAsync)}
 
 __all__ = ["PACES", "KAsync", "KBatchAsync", "KBatchSync", "KSync", "Quorum"]

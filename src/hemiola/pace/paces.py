@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
-from hemiola.contracts import Arrivals, State
+from hemiola.contracts import Arrivals, Pace, State
 from hemiola.errors import InputError
 from hemiola.pace.adasync import AdaSync, Guard
 
 VERSION = 1
 
 
-class Quorum:
+class Quorum(Pace):
     """A pace that waits for K reports; the four variants are its subclasses and differ in two fields only.
 
     Args:
@@ -43,10 +43,6 @@ class Quorum:
             C = c * eta_max), min(1, c / (tau + 1)) (``"delay"``).
         stale_constant: The c of ``stale_rate``.
     """
-
-    name: ClassVar[str]
-    cancels: bool
-    idles: bool
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class Quorum:
         if late not in ("cancel", "ignore"):
             raise InputError(f"late must be 'cancel' or 'ignore', got {late!r}")
         if late == "ignore" and not self.cancels:
-            raise InputError(f"late = 'ignore' has no meaning in {self.name}, where the others keep going")
+            raise InputError(f"late = 'ignore' has no meaning in {self.kind}, where the others keep going")
         if stale_rate not in ("constant", "distance", "delay"):
             raise InputError(f"stale_rate must be 'constant', 'distance' or 'delay', got {stale_rate!r}")
         if not stale_constant > 0:
@@ -88,7 +84,7 @@ class Quorum:
             return
         for _, k in self._schedule or ():
             if self.idles and k > workers:
-                raise InputError(f"k must be between 1 and the number of workers, {workers}, in {self.name}, got {k}")
+                raise InputError(f"k must be between 1 and the number of workers, {workers}, in {self.kind}, got {k}")
 
     def k(self) -> int:
         if self._adasync is not None:
@@ -133,15 +129,15 @@ class Quorum:
         return {"k": self.k(), **(self._adasync.telemetry() if self._adasync is not None else {})}
 
     def state_dict(self) -> State:
-        state: State = {"kind": self.name, "version": VERSION, "workers": self._workers, "progress": self._progress}
+        state: State = {"kind": self.kind, "version": VERSION, "workers": self._workers, "progress": self._progress}
         if self._adasync is not None:
             state["adasync"] = self._adasync.state_dict()
         return state
 
     def load_state_dict(self, state: State) -> None:
-        if state.get("kind") != self.name or state.get("version") != VERSION:
+        if state.get("kind") != self.kind or state.get("version") != VERSION:
             found = f"{state.get('kind')!r} version {state.get('version')!r}"
-            raise InputError(f"this is not the state of a {self.name!r} pace, version {VERSION}, but of {found}")
+            raise InputError(f"this is not the state of a {self.kind!r} pace, version {VERSION}, but of {found}")
         if state["workers"] != self._workers:
             raise InputError(f"the saved pace had {state['workers']} workers, this run has {self._workers}")
         if ("adasync" in state) != (self._adasync is not None):
@@ -154,7 +150,7 @@ class Quorum:
 class KSync(Quorum):
     """The first K distinct workers count; the others are cancelled and all restart. K = P: synchronous SGD."""
 
-    name = "k-sync"
+    kind = "k-sync"
     cancels = True
     idles = True
 
@@ -162,7 +158,7 @@ class KSync(Quorum):
 class KBatchSync(Quorum):
     """The first K batches count, all taken at the same weights; the rest are cancelled and all restart."""
 
-    name = "k-batch-sync"
+    kind = "k-batch-sync"
     cancels = True
     idles = False
 
@@ -170,7 +166,7 @@ class KBatchSync(Quorum):
 class KAsync(Quorum):
     """The first K distinct workers count and read the new weights; the others keep going on their old ones."""
 
-    name = "k-async"
+    kind = "k-async"
     cancels = False
     idles = True
 
@@ -178,7 +174,7 @@ class KAsync(Quorum):
 class KBatchAsync(Quorum):
     """The first K batches count; finishers go on at once with the current weights. K = 1: asynchronous SGD."""
 
-    name = "k-batch-async"
+    kind = "k-batch-async"
     cancels = False
     idles = False
 

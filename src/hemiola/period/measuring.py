@@ -10,10 +10,11 @@ import math
 from statistics import median
 from typing import Literal
 
-from hemiola.checks import one_of, own_state, whole, within
-from hemiola.contracts import Averaging, State
+from hemiola.checks import one_of, whole, within
+from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.period.ramp import Ramp
+from hemiola.state import own_state
 
 VERSION = 2  # of the states of both
 
@@ -92,7 +93,7 @@ class _Calibration:
         self._rate, self._until = state["rate"], state["until"]
 
 
-class Adaptive:
+class Adaptive(Period):
     """ADPSGD: keep the spread proportional to the learning rate (Jiang and Agrawal, arXiv 2007.06134).
 
     The paper's loop, written from our recollection of its pseudo-code (only its abstract could be read here), with
@@ -133,8 +134,6 @@ class Adaptive:
     """
 
     kind = "adaptive"
-    local = True
-    needs_progress = False
 
     def __init__(
         self,
@@ -220,7 +219,7 @@ class Adaptive:
             self._ramp.load_state_dict(state["ramp"])
 
 
-class Budget:
+class Budget(Period):
     """The period that spends a given number of averagings best: p* = sqrt(kappa / (gamma_k S_k / p_k)).
 
     A step at period p adds about gamma s p to the weighted spread, where s = S_k / p_k is the spread one local step
@@ -237,8 +236,6 @@ class Budget:
     """
 
     kind = "budget"
-    local = True
-    needs_progress = False
 
     def __init__(self, *, start: float = 4.0, cap: int = 64) -> None:
         if not 1 <= start < math.inf:

@@ -6,37 +6,12 @@ They look at the learning rate and at how much of the run is over, never at what
 
 from __future__ import annotations
 
-from hemiola.checks import own_state, whole, within
-from hemiola.contracts import Averaging, State
+from hemiola.checks import whole, within
+from hemiola.contracts import Period
 from hemiola.errors import InputError
 
 
-class _Schedule:
-    """A period that is a function of its options, the learning rate and the progress of the run.
-
-    Attributes:
-        kind: Name in the experiment file; stored in the state.
-        needs_progress: Whether ``length`` depends on the progress, so that the length of the run must be known.
-    """
-
-    kind: str
-    local = True
-    needs_progress = False
-
-    def averaged(self, seen: Averaging) -> None:
-        """Nothing measured changes a schedule."""
-
-    def telemetry(self) -> State:
-        return {}
-
-    def state_dict(self) -> State:
-        return {"kind": self.kind, "version": 1}
-
-    def load_state_dict(self, state: State) -> None:
-        own_state(state, self.kind, 1)
-
-
-class Full(_Schedule):
+class Full(Period):
     """Exchange gradients at every step: ordinary synchronous SGD, p = 1 and one optimizer at the server."""
 
     kind = "full"
@@ -46,7 +21,7 @@ class Full(_Schedule):
         return 1
 
 
-class Constant(_Schedule):
+class Constant(Period):
     """Average every ``p`` local steps (CPSGD, local SGD).
 
     Args:
@@ -62,7 +37,7 @@ class Constant(_Schedule):
         return self.p
 
 
-class Decreasing(_Schedule):
+class Decreasing(Period):
     """``start`` local steps in the first half of the run, ``end`` in the second.
 
     The baseline the ADPSGD paper (arXiv 2007.06134) argues against: it takes long stints exactly while the learning
@@ -86,7 +61,7 @@ class Decreasing(_Schedule):
         return self.start if progress < 0.5 else self.end
 
 
-class PostLocal(_Schedule):
+class PostLocal(Period):
     """Average every step up to ``switch``, then every ``p`` steps (post-local SGD, arXiv 1808.07217).
 
     Args:
@@ -105,7 +80,7 @@ class PostLocal(_Schedule):
         return 1 if progress < self.switch else self.p
 
 
-class QSR(_Schedule):
+class QSR(Period):
     """Quadratic synchronisation rule, p = max(base, floor((alpha / lr)^2)) (arXiv 2310.14423, equation 2).
 
     The rule is meant for a learning rate that falls. During a warm-up the rate is small as well, and (alpha / lr)^2
@@ -120,27 +95,21 @@ class QSR(_Schedule):
     """
 
     kind = "qsr"
-    VERSION = 2
+    version = 2
+    saved = ("peak", "peak_at")
 
     def __init__(self, *, base: int = 4, alpha: float = 0.2) -> None:
         self.base = whole("base", base, 1)
         self.alpha = within("alpha", alpha, 0.0, float("inf"))
-        self._peak = 0.0  # the largest learning rate seen,
-        self._peak_at = 0.0  # and the progress at which it was last seen
+        self.peak = 0.0  # the largest learning rate seen,
+        self.peak_at = 0.0  # and the progress at which it was last seen
 
     def length(self, lr: float, progress: float) -> int:
-        if lr >= self._peak:
-            self._peak, self._peak_at = lr, max(progress, self._peak_at)
+        if lr >= self.peak:
+            self.peak, self.peak_at = lr, max(progress, self.peak_at)
             return self.base
         # A worker that is behind the others may still be in the warm-up that they have left.
-        if progress < self._peak_at or lr <= 0.0:
+        if progress < self.peak_at or lr <= 0.0:
             return self.base
         # rounded at 12 digits first: (0.2 / 0.1)^2 must be 4 although 0.2 / 0.1 need not be 2 in binary
         return max(self.base, int(round((self.alpha / lr) ** 2, 12)))
-
-    def state_dict(self) -> State:
-        return {"kind": self.kind, "version": self.VERSION, "peak": self._peak, "peak_at": self._peak_at}
-
-    def load_state_dict(self, state: State) -> None:
-        own_state(state, self.kind, self.VERSION)
-        self._peak, self._peak_at = state["peak"], state["peak_at"]

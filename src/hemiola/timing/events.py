@@ -10,8 +10,7 @@ from itertools import chain, count
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hemiola.contracts import Arrivals
-from hemiola.pace import Quorum
+from hemiola.contracts import Arrivals, Pace
 from hemiola.pace.race import COUNTS, LATE, Race
 from hemiola.timing.delays import BLOCK, DelayStreams
 
@@ -75,7 +74,7 @@ def counts(staleness: ArrayLike) -> NDArray[np.int64]:
     return np.bincount(np.asarray(staleness, dtype=np.intp), minlength=1)
 
 
-def every_event(pace: Quorum, streams: DelayStreams, updates: int, log: bool = False) -> Timeline:
+def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = False) -> Timeline:
     """Any pace, event by event: a heap of ends drives the rule."""
     race, draw = Race(pace), draws(streams)
     heap: list[tuple[float, int, int]] = []

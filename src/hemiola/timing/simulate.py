@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hemiola.contracts import Pace
 from hemiola.errors import InputError
-from hemiola.pace import Quorum
 from hemiola.timing import arrays, events
 from hemiola.timing.delays import Delay, DelayStreams
 from hemiola.timing.events import LoggedUpdate, Timeline
@@ -58,7 +58,7 @@ class TimingResult:
 
 
 def simulate_timing(
-    pace: Quorum,
+    pace: Pace,
     workers: int,
     delay: Delay,
     updates: int,
@@ -82,7 +82,7 @@ def simulate_timing(
     if updates < 1:
         raise InputError(f"updates must be at least 1, got {updates}")
     if pace.adapts:
-        raise InputError("a timing-only run has no losses, so k cannot be 'adasync'")
+        raise InputError("a timing-only run has no losses, so k cannot depend on them, as 'adasync' does")
     pace.begin(workers)
     streams = DelayStreams(delay, workers, seed, slow)
     race = _race(pace, streams, updates, log)
@@ -103,7 +103,7 @@ def simulate_timing(
     )
 
 
-def _race(pace: Quorum, streams: DelayStreams, updates: int, log: bool) -> Timeline:
+def _race(pace: Pace, streams: DelayStreams, updates: int, log: bool) -> Timeline:
     """Pick the fastest way that gives the same events."""
     plain = pace.fixed_k is not None and pace.late == "cancel" and (pace.cancels or pace.max_staleness is None)
     if log or not plain:

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
+from hemiola.contracts import Pace
 from hemiola.errors import InputError
 from hemiola.pace.laws import Empirical, Floats
 from hemiola.pace.spacings import order_statistic_mean
@@ -25,6 +26,15 @@ from hemiola.streams import stream
 from hemiola.timing.delays import Delay
 
 Variant = Literal["k-sync", "k-batch-sync", "k-async", "k-batch-async"]
+
+
+def variant_of(pace: Pace) -> Variant:
+    """Which of the four a pace is, whatever it is called."""
+    if pace.cancels:
+        return "k-sync" if pace.idles else "k-batch-sync"
+    return "k-async" if pace.idles else "k-batch-async"
+
+
 ROUNDS = 20_000  # updates behind a Monte Carlo value
 Ageing = Literal["longer", "shorter", "same", "mixed"]
 

@@ -117,7 +117,7 @@ class SimulatedCluster:
         Every update makes P - K stints one update older (K-async; P - 1 in K-batch-async, where finishers have gone
         on), so what merged reports and stints under way have aged by must add up. A deviation is a bug.
         """
-        k = getattr(self.pace, "fixed_k", None)
+        k = self.pace.fixed_k
         if k is None or self.pace.max_staleness is not None or self._refused:
             return
         aged = 0 if self.pace.cancels else self.workers - (k if self.pace.idles else 1)
