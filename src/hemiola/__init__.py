@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hemiola.adapters import accelerate as accelerate
+    from hemiola.adapters import lightning as lightning
+    from hemiola.adapters import transformers as transformers
     from hemiola.contracts import Cluster as Cluster
     from hemiola.contracts import Order as Order
     from hemiola.contracts import Pace as Pace
@@ -89,15 +92,21 @@ _PUBLIC = {
     "write_report": "hemiola.lab.report",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+# Modules whose names stand for frameworks: ``hemiola.lightning.Ordered``.
+_ADAPTERS = ("accelerate", "lightning", "transformers")
+
+__all__ = ["__version__", *_PUBLIC, *_ADAPTERS]
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
 
     def __getattr__(name: str) -> Any:
-        if name not in _PUBLIC:
-            raise AttributeError(f"module 'hemiola' has no attribute {name!r}")
         from hemiola.extras import naming_the_extra
 
+        if name in _ADAPTERS:
+            with naming_the_extra(f"hemiola.{name}"):
+                return import_module(f"hemiola.adapters.{name}")
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'hemiola' has no attribute {name!r}")
         with naming_the_extra(f"hemiola.{name}"):
             return getattr(import_module(_PUBLIC[name]), name)
 

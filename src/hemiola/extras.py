@@ -7,12 +7,15 @@ from contextlib import contextmanager
 
 # The package that cannot be imported -> the extra of pyproject.toml that brings it.
 EXTRAS = {
+    "accelerate": "accelerate",
     "altair": "lab",
+    "lightning": "lightning",
     "pydantic": "lab",
     "ray": "ray",
     "rich": "lab",
     "scipy": "lab",
     "sklearn": "lab",
+    "transformers": "transformers",
     "typer": "lab",
     "vl_convert": "lab",
 }

@@ -63,9 +63,12 @@ class Provenance:
         if self._witnesses:
             pairs = [(o, i) for o, i in self._witnesses if o < len(outputs) and i < len(columns)]
             return bool(pairs) and all(_same(outputs[o], columns[i]) for o, i in pairs)
+        in_place = [[(o, i) for i in _likely(o, columns) if _same(outputs[o], columns[i])] for o in range(len(outputs))]
+        if any(_decisive(outputs[o], columns[i]) for mine in in_place for o, i in mine[:1]):
+            self._witnesses = [mine[0] for mine in in_place if mine]
+            return True
         pairs = []
-        for o, output in enumerate(outputs):
-            mine = [(o, i) for i in _likely(o, columns) if _same(output, columns[i])]
+        for output, mine in zip(outputs, in_place, strict=True):
             if not mine and any(_witness(output, column, FEW) is not None for column in columns):
                 return False  # its rows are all there, but elsewhere
             pairs += mine[:1]
@@ -131,6 +134,12 @@ def _same(rows: Tensor, items: list[Any]) -> bool:
     return agrees is not None and bool(agrees.diagonal().all())
 
 
+def _decisive(rows: Tensor, items: list[Any]) -> bool:
+    """Whether every row is one item only."""
+    agrees = _agree(rows, items, FEW)
+    return agrees is not None and bool((agrees.sum(1) == 1).all())
+
+
 def _alike(allowed: np.ndarray, columns: list[list[Any]]) -> bool:
     """Whether the items that a row may be are the same in everything that can be compared."""
     for row in np.unique(allowed[allowed.sum(1) > 1], axis=0):
@@ -169,8 +178,8 @@ def _agree(rows: Tensor, items: list[Any], numbers: int | None) -> np.ndarray | 
         step = 1 if numbers is None else max(1, width // numbers)
         found = np.stack([arrays[number][::step] for number in whole])  # type: ignore[index]
         agrees[:, whole] = _equal(flat[:, None, ::step], found[None])
-    for number, each in enumerate(arrays):  # shorter ones are padded, at the end or at the beginning
-        if each is not None and 0 < each.size < width:
+    for number, each in enumerate(arrays):  # shorter ones are padded, at the end or at the beginning; not numbers
+        if each is not None and 0 < each.size < width and np.ndim(items[number]) > 0:
             some = each if numbers is None else each[:numbers]
             agrees[:, number] = _equal(flat[:, : len(some)], some)
             start = width - each.size

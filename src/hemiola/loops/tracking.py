@@ -148,11 +148,13 @@ class Tracker:
             self._ahead = len(self._batches) - 1 - self._batches.index(batch)
 
     def _recognised(self, given: list[Tensor]) -> Batch | None:
-        """The only batch with a tensor whose values are those of a tensor the model was given."""
+        """The only batch, or only unused one, with a tensor whose values are those of one that the model was given."""
         found = []
         for batch in self._batches:
             if any(_copied(mine, tensor) for tensor in given for shape, mine in batch.samples if shape == tensor.shape):
                 found.append(batch)
+        # A run that goes on from a state in the same process yields the same batches again.
+        found = [batch for batch in found if not batch.used] or found
         return found[0] if len(found) == 1 else None
 
     def _drop(self, batch: Batch) -> None:

@@ -1,0 +1,1 @@
+"""The sampler and the averager inside other training frameworks; each adapter needs its framework installed."""
