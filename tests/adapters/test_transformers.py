@@ -11,10 +11,20 @@ pytest.importorskip("accelerate")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from parts import EXAMPLES, Labelled, Pairs, passes
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    LlamaConfig,
+    Trainer,
+    TrainingArguments,
+)
 
 import hemiola
 from hemiola.adapters.transformers import LocalSteps, OrderedMixin
+from hemiola.gradients.ghost import Recorder
+from hemiola.gradients.sketch import parse_sketch
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning")
 
@@ -140,3 +150,32 @@ def test_bert_on_padded_batches(tmp_path, variant):
     trainer.train()
     told = trainer.ordered_loader.order.telemetry()
     assert (told["trained_on"], told["learnt_from"]) == (EXAMPLES, EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2),
+        LlamaConfig(
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            pad_token_id=0,
+        ),
+    ],
+    ids=["GPT-2", "Llama"],
+)
+def test_ghosts_see_every_layer_of_a_language_model(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    recorder = Recorder(model, parse_sketch("ghost:2"), 0)
+    tokens = torch.randint(1, 40, (4, 8), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        recording = recorder.start(4)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        recorder.rows(recording)
+    # GPT-2's positions are one row for all examples, so their gradient is nobody's.
+    assert [name for name in recorder.left_out if "wpe" not in name] == []
+    recorder.close()

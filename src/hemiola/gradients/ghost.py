@@ -21,9 +21,10 @@ from torch.nn.parameter import UninitializedParameter
 
 from hemiola.errors import InputError, SamplerWarning
 from hemiola.gradients.attribution import Call, by_shape, checking, judge, tensors
+from hemiola.gradients.finding import describe, find_layers
 from hemiola.gradients.hooks import Hook
 from hemiola.gradients.layer_hooks import hook_layer
-from hemiola.gradients.layers import Layer, Lookup, Projecting, describe, find_layers, working_type
+from hemiola.gradients.layers import Layer, Lookup, Projecting, working_type
 from hemiola.gradients.sketch import Exact, Fold, SketchSpec, build_sketch
 
 log = logging.getLogger("hemiola")

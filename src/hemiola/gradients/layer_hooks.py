@@ -12,18 +12,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hemiola.gradients.attribution import checking
+from hemiola.gradients.composites import ByFunction, Recurrent
 from hemiola.gradients.hooks import Hook
 from hemiola.gradients.layers import Convolution, Layer, working_type
 
 if TYPE_CHECKING:
     from hemiola.gradients.ghost import Recorder, Recording
 
+Undo = Callable[[], None]
 
-def hook_layer(recorder: Recorder, layer: Layer, number: int) -> Callable[[], None]:
+
+def hook_layer(recorder: Recorder, layer: Layer, number: int) -> Undo:
     """Watch one layer; return what undoes it."""
     module = layer.module
 
@@ -43,6 +47,10 @@ def hook_layer(recorder: Recorder, layer: Layer, number: int) -> Callable[[], No
         except Exception as error:
             recorder.leave_out(number, error)
 
+    if isinstance(layer, ByFunction):
+        return _catch_products(recorder, layer, watched)
+    if isinstance(layer, Recurrent):
+        return _watch_input(recorder, module, watched)
     if isinstance(layer, Convolution) and layer.directions and layer.groups == 1 and "forward" not in vars(module):
         plain = type(module).forward
 
@@ -83,6 +91,70 @@ def hook_layer(recorder: Recorder, layer: Layer, number: int) -> Callable[[], No
     # First, so that what others' hooks make of the output does not matter.
     handle: RemovableHandle = module.register_forward_hook(Hook(after), prepend=True)
     return handle.remove
+
+
+def _catch_products(recorder: Recorder, layer: ByFunction, watched: Callable[[Tensor, Tensor], None]) -> Undo:
+    """Watch the calls of ``linear`` with the layer's weight, which are time first, while its caller's ``forward`` runs.
+
+    The function itself is replaced for that while: a mode of torch.overrides would see the attention as one operation.
+    """
+    weight: Tensor = getattr(layer.module, layer.names[0])
+    plain: list[Any] = []
+
+    def before(*_: Any) -> None:
+        if recorder.recording is None or checking() or not torch.is_grad_enabled():
+            return
+        linear = F.linear
+        plain.append(linear)
+
+        def catching(a: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+            output = linear(a, w, bias)
+            examples = 0 if recorder.recording is None else recorder.recording.examples
+            if w is not weight or not examples or a[..., 0].numel() % examples:
+                return output
+            by_example = output.reshape(-1, examples, output.shape[-1]).transpose(0, 1)
+            watched(a.reshape(-1, examples, a.shape[-1]).transpose(0, 1), by_example)
+            return by_example.transpose(0, 1).reshape(output.shape)
+
+        F.linear = catching  # type: ignore[assignment]
+
+    def after(*_: Any) -> None:
+        if plain:
+            F.linear = plain.pop()
+
+    # The other layers of this caller do the same; the last to replace the function is the first to put it back.
+    handles = [
+        layer.caller.register_forward_pre_hook(Hook(before)),
+        layer.caller.register_forward_hook(Hook(after), always_call=True, prepend=True),
+    ]
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+def _watch_input(recorder: Recorder, module: nn.Module, watched: Callable[[Tensor, Tensor], None]) -> Undo:
+    """Watch a recurrent layer's input, and the signal that comes back to it."""
+    assert isinstance(module, nn.RNNBase)
+
+    def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if recorder.recording is None or checking() or not torch.is_grad_enabled():
+            return None
+        x = inputs[0] if inputs else None
+        if not isinstance(x, Tensor) or x.dim() != 3:
+            return None  # a packed sequence: which of its rows are whose differs from batch to batch
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        if module.batch_first:
+            by_example = x.view_as(x)
+            watched(by_example, by_example)
+            return (by_example, *inputs[1:])
+        by_example = x.transpose(0, 1)
+        watched(by_example, by_example)
+        return (by_example.transpose(0, 1), *inputs[1:])
+
+    return module.register_forward_pre_hook(Hook(before)).remove
 
 
 def _fusable(layer: Convolution, a: Tensor, examples: int) -> bool:

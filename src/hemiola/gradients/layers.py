@@ -9,25 +9,18 @@ backward pass, so no per-example gradient has to be formed by a pass of its own.
 
 A layer's life: ``capture`` in the forward pass, with its input; ``blocks`` in the backward pass, with what was captured
 and the signal.
-
-A module is understood only if it computes what torch's own class does: a subclass with another ``forward``, a weight
-that is made from other parameters, or a layer without weights yet is left out and named.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.parametrize import is_parametrized
 
 from hemiola.gradients.directions import principal_directions, row_limit
-from hemiola.gradients.hooks import Hook
 from hemiola.streams import torch_stream
 
 
@@ -67,6 +60,7 @@ class Projecting(Layer):
     """A layer that multiplies its input with a weight: the ghost is taken along principal input directions.
 
     Attributes:
+        names: Of the weight and the bias among the module's parameters.
         groups: Parts of the layer that see different inputs.
         length: Of the vectors that each part's weight is multiplied with.
         outputs: Of all parts.
@@ -80,9 +74,16 @@ class Projecting(Layer):
 
     def __init__(self, name: str, module: nn.Module, rank: int | None) -> None:
         super().__init__(name, module, rank)
+        self.parameters = [key for key in self.parameters if key in self.names]
         self.filters: Tensor | None = None
-        if rank is not None:
-            self.widths = [self.outputs * (self.directions + ("bias" in self.parameters))]
+        if rank is None:
+            self.widths = [getattr(module, key).numel() for key in self.parameters]
+        else:
+            self.widths = [self.outputs * (self.directions + self.trains_bias)]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return "weight", "bias"
 
     @property
     def directions(self) -> int:
@@ -90,11 +91,15 @@ class Projecting(Layer):
 
     @property
     def trains_weight(self) -> bool:
-        return "weight" in self.parameters
+        return self.names[0] in self.parameters
+
+    @property
+    def trains_bias(self) -> bool:
+        return self.names[1] in self.parameters
 
     def adopt(self, directions: Tensor) -> None:
         """Use these (groups, directions, length) directions from now on."""
-        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        weight: Tensor = getattr(self.module, self.names[0])
         self.filters = directions.to(weight.device, working_type(weight))
 
     @abstractmethod
@@ -114,14 +119,23 @@ def working_type(weight: Tensor) -> torch.dtype:
 class Dense(Projecting):
     """`nn.Linear`, on (batch, features) or with positions in between."""
 
-    def __init__(self, name: str, module: nn.Linear, rank: int | None) -> None:
-        self.length, self.outputs = module.in_features, module.out_features
+    def __init__(self, name: str, module: nn.Module, rank: int | None) -> None:
+        self.length, self.outputs = self.sizes(module)
         super().__init__(name, module, rank)
         self._constants: Tensor | None = None
 
+    def sizes(self, module: nn.Module) -> tuple[int, int]:
+        """Lengths of what goes in and of the signal."""
+        assert isinstance(module, nn.Linear)
+        return module.in_features, module.out_features
+
+    def whole(self, product: Tensor) -> Tensor:
+        """The weight's (examples, outputs, inputs) gradients as the parameter has them, flat."""
+        return product.flatten(1)
+
     def adopt(self, directions: Tensor) -> None:
         # The bias is one more direction, along which every input is 1: one product b [V a, 1]^T gives both.
-        bias = "bias" in self.parameters
+        bias = self.trains_bias
         super().adopt(F.pad(directions, (0, 0, 0, 1)) if bias else directions)
         assert self.filters is not None
         self._constants = self.filters.new_tensor([0.0] * self.directions + [1.0] * bias)
@@ -149,7 +163,8 @@ class Dense(Projecting):
         product = _product(b, kept)
         if self.rank is not None:
             return [product.flatten(1)]
-        found = {"weight": lambda: product.flatten(1), "bias": lambda: b.sum(1)}
+        weight, bias = self.names
+        found = {weight: lambda: self.whole(product), bias: lambda: b.sum(1)}
         return [found[key]() for key in self.parameters]
 
 
@@ -251,7 +266,7 @@ class Convolution(Projecting):
             # The short factor first: the product is the same and takes two thirds of the time.
             kept = kept.reshape(b.shape[0], self.groups, self.directions, -1).to(dtype)
             found.append((kept @ signal.transpose(2, 3)).flatten(1))
-        if "bias" in self.parameters:
+        if self.trains_bias:
             found.append(signal.sum(3).flatten(1))
         if self.rank is not None:
             found = [torch.cat(found, 1)]
@@ -333,72 +348,3 @@ class Scaling(Layer):
         found = {"weight": lambda: per_example(b * kept), "bias": lambda: per_example(b)}
         blocks = [found[key]() for key in self.parameters]
         return blocks if self.rank is None else [torch.cat(blocks, 1)]
-
-
-LAZY = "no weights yet: run one batch through the model before watch"
-
-
-def find_layers(model: nn.Module, rank: int | None, seed: int) -> tuple[list[Layer], list[str]]:
-    """Return the trained layers whose gradients hooks can tell, and the names of the trained ones where they cannot."""
-    layers: list[Layer] = []
-    left_out: list[str] = []
-    inside: str | None = None  # a module that uses its children's weights without calling them
-    for name, module in model.named_modules():
-        if inside is not None and name.startswith(inside):
-            continue
-        if isinstance(module, nn.MultiheadAttention) or is_parametrized(module):
-            inside = f"{name}." if name else ""
-        elif not any(p.requires_grad for p in module.parameters(recurse=False)):
-            continue
-        layer = _layer(name, module, rank, seed)
-        if layer is not None:
-            layers.append(layer)
-        elif any(p.requires_grad for p in module.parameters()):
-            left_out.append(describe(name, module, LAZY if _lazy(module) else ""))
-    return layers, left_out
-
-
-def describe(name: str, module: nn.Module, why: str = "") -> str:
-    """A layer by name and class, with the reason why it is left out where the class does not tell."""
-    return f"{name or 'the model itself'} ({type(module).__name__}{', ' if why else ''}{why})"
-
-
-def _layer(name: str, module: nn.Module, rank: int | None, seed: int) -> Layer | None:
-    if _lazy(module):
-        return None
-    if isinstance(module, nn.Linear) and _is(module, nn.Linear):
-        return Dense(name, module, rank)
-    if isinstance(module, nn.Conv1d | nn.Conv2d) and (_is(module, nn.Conv1d) or _is(module, nn.Conv2d)):
-        return Convolution(name, module, rank)
-    if isinstance(module, nn.Embedding) and _is(module, nn.Embedding):
-        understood = not module.scale_grad_by_freq and module.max_norm is None
-        return Lookup(name, module, rank, seed) if understood else None
-    if any(_is(module, kind) for kind in (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)):
-        return Scaling(name, module, rank)
-    return None
-
-
-def _is(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether the module computes what this class of torch does, from weights of its own."""
-    own = {name for name, _ in module.named_parameters(recurse=False)}
-    return (
-        isinstance(module, kind)
-        and type(module).forward is kind.forward
-        and getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
-        and not is_parametrized(module)  # before its weight is looked at, which may change it (spectral_norm)
-        and own <= {"weight", "bias"}
-        and ("weight" in own or module.weight is None)
-        and not _patched(module)
-    )
-
-
-def _patched(module: nn.Module) -> bool:
-    """Whether somebody else than a recorder has given this one module another ``forward``."""
-    forward = vars(module).get("forward")
-    if forward is None or isinstance(forward, Hook):
-        return False
-    return not (isinstance(forward, functools.partial) and forward.func is type(module).forward)
-
-
-def _lazy(module: nn.Module) -> bool:
-    return any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False))
