@@ -44,7 +44,7 @@ class Plan:
 
     Attributes:
         task: Model, data, loss.
-        shards: Example indices of every worker.
+        shards: Example indices of every worker; with ``deck``, of the whole training set for each of them.
         batch: Examples per worker per local step.
         seed: Names every random stream of the run.
         order, period, pace: The three policies.
@@ -53,6 +53,8 @@ class Plan:
         stop: When the run ends.
         every: How often to evaluate.
         train_examples: Evaluate the training loss on so many examples; None for all.
+        deck: Whether all workers take batches from one order over the whole training set, instead of each from its
+            shard.
     """
 
     task: Task
@@ -67,6 +69,7 @@ class Plan:
     stop: Amount
     every: Amount
     train_examples: int | None = None
+    deck: bool = False
 
     def __post_init__(self) -> None:
         if self.batch % self.order.unit:

@@ -157,22 +157,28 @@ def test_a_run_goes_on_with_more_and_with_fewer_workers(tmp_path: Path) -> None:
         "workers": 2,
     }
     given |= {"stop": {"epochs": 6}, "evaluate": {"every_epochs": 2}}
-    (stopped,) = train_on_ranks([Job(given, tmp_path, stop_at=20)], 2, tmp_path / "two")
-    saved = (tmp_path / "checkpoint.pt").read_bytes()
+    deals = {deal: (given | {"shards": {"deal": deal}}, tmp_path / deal) for deal in ("shards", "deck")}
+    for _, folder in deals.values():
+        folder.mkdir()
+    before = train_on_ranks([Job(*deal, stop_at=20) for deal in deals.values()], 2, tmp_path / "two")
+    saved = {deal: (folder / "checkpoint.pt").read_bytes() for deal, (_, folder) in deals.items()}
     for workers in (3, 1):
-        (tmp_path / "checkpoint.pt").write_bytes(saved)
-        (ranks,) = train_on_ranks([Job(given | {"workers": workers}, tmp_path)], workers, tmp_path / str(workers))
-        assert all(torch.equal(ranks[0].weights, other.weights) for other in ranks)
-        assert ranks[0].status == "done"
-        assert ranks[0].log[0] == stopped[0].log[0]
-        assert ranks[0].log[-1]["epochs"] == 6.0
-        assert ranks[0].updates > stopped[0].updates
-        assert ranks[0].curve()[-1] < 0.6 * ranks[0].curve()[0]
-        assert ranks[0].period["calibration"] == stopped[0].period["calibration"]
-        assert stopped[0].period["calibration"]["value"] is not None
-        visits = [visit for worker in ranks[0].counts["used"] for visit in worker]
-        assert len(visits) == 90
-        assert set(visits) == {6}
+        for deal, (_, folder) in deals.items():
+            (folder / "checkpoint.pt").write_bytes(saved[deal])
+        jobs = [Job(one | {"workers": workers}, folder) for one, folder in deals.values()]
+        after = train_on_ranks(jobs, workers, tmp_path / str(workers))
+        for stopped, ranks in zip(before, after, strict=True):
+            assert all(torch.equal(ranks[0].weights, other.weights) for other in ranks)
+            assert ranks[0].status == "done"
+            assert ranks[0].log[0] == stopped[0].log[0]
+            assert ranks[0].log[-1]["epochs"] == 6.0
+            assert ranks[0].updates > stopped[0].updates
+            assert ranks[0].curve()[-1] < 0.6 * ranks[0].curve()[0]
+            assert ranks[0].period["calibration"] == stopped[0].period["calibration"]
+            assert stopped[0].period["calibration"]["value"] is not None
+            visits = [visit for worker in ranks[0].counts["used"] for visit in worker]
+            assert len(visits) == 90
+            assert set(visits) == {6}
 
 
 def test_a_new_deal_starts_where_the_old_one_was(tmp_path: Path) -> None:

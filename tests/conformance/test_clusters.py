@@ -50,6 +50,7 @@ JOBS = {
     "both": BASE | BALANCED | ADAPTIVE,
     "spoilt": BASE | BALANCED | ADAPTIVE | SPOILT,
     "int8": BASE | WIDE | {"period": {"name": "constant", "p": 2, "wire": "int8"}},
+    "deck": BASE | BALANCED | {"shards": {"deal": "deck"}},
     "fp32": BASE | WIDE | {"period": {"name": "constant", "p": 2}},
 }
 
@@ -157,7 +158,7 @@ def test_a_narrow_wire_sends_less_and_trains_as_well(cluster: str, trained) -> N
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS[1:])
-@pytest.mark.parametrize("name", ["synchronous", "balanced", "local", "both", "spoilt", "fp32"])
+@pytest.mark.parametrize("name", ["synchronous", "balanced", "local", "both", "spoilt", "deck", "fp32"])
 def test_every_cluster_gives_what_the_simulated_one_gives(cluster: str, name: str, trained) -> None:
     real, simulated = trained(cluster)[name], trained("simulated")[name]
     assert real.updates == simulated.updates

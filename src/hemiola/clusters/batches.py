@@ -41,16 +41,24 @@ class BatchReader:
         seed: Names the streams of the noise, together with worker, epoch and position: the same visit has the same
             noise under every policy.
         device: Where the tensors go; noise is drawn before, so it is the same on every device.
+        deck: Whether places are those of one deck, so that a visit's noise is the same whoever makes it.
     """
 
     def __init__(
-        self, task: Task, shards: Sequence[np.ndarray], unit: int, seed: int, device: torch.device | str = "cpu"
+        self,
+        task: Task,
+        shards: Sequence[np.ndarray],
+        unit: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        deck: bool = False,
     ):
         self.task = task
         self.shards = shards
         self.unit = unit
         self.seed = seed
         self.device = device
+        self.deck = deck
 
     def examples(self, worker: int, units: np.ndarray) -> np.ndarray:
         """Indices of the units' examples in the training set."""
@@ -66,7 +74,7 @@ class BatchReader:
         inputs, targets = self.task.train.batch(np.concatenate(indices))
         if self.task.noisy:
             parts = [
-                self.task.perturb(x, y, torch_stream("visit", self.seed, worker, batch.epoch, batch.position))
+                self.task.perturb(x, y, self._noise(worker, batch))
                 for (worker, batch), x, y in zip(
                     wanted, torch.split(inputs, counts), torch.split(targets, counts), strict=True
                 )
@@ -75,6 +83,9 @@ class BatchReader:
         units = [len(batch.units) for _, batch in wanted]
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         return Read(inputs, targets, counts, self._rows(wanted), units)
+
+    def _noise(self, worker: int, batch: Batch) -> torch.Generator:
+        return torch_stream("visit", self.seed, 0 if self.deck else worker, batch.epoch, batch.position)
 
     def _rows(self, wanted: Sequence[tuple[int, Batch]]) -> Tensor:
         units = np.concatenate([batch.units for _, batch in wanted])

@@ -61,6 +61,7 @@ class StintRunner:
         optimizer: For local steps.
         seed: Of the run.
         device: Where models run; weights, changes and sketches are handed over on the CPU.
+        deck: Whether all workers take batches from one deck.
 
     Attributes:
         local: The workers' own optimizers, by worker.
@@ -76,6 +77,7 @@ class StintRunner:
         optimizer: Optimizer,
         seed: int,
         device: torch.device | str = "cpu",
+        deck: bool = False,
     ):
         self.task = task
         self.device = torch.device(device)
@@ -84,7 +86,7 @@ class StintRunner:
         seed_torch("model", seed)
         self.flat = FlatModel(task.model().to(self.device))
         self.initial = self.flat.weights.clone()
-        self.reader = BatchReader(task, shards, unit, seed, self.device)
+        self.reader = BatchReader(task, shards, unit, seed, self.device, deck)
         self.local: dict[int, torch.optim.Optimizer] = {}
         self._directions_of = 0
         self.keeps_ends = False
@@ -204,10 +206,14 @@ class StintRunner:
         """Find ghost directions anew when a later epoch begins; returns whether the next batch will.
 
         Only for clusters whose workers all begin their epochs together: rows from before and after the change must not
-        be balanced together.
+        be balanced together. From one deck, the last batches of an epoch and the first of the next are taken side by
+        side, so there the first directions stay.
         """
         due = (
-            self.unit_gradients is not None and self.unit_gradients.spec.kind == "ghost" and epoch > self._directions_of
+            self.unit_gradients is not None
+            and self.unit_gradients.spec.kind == "ghost"
+            and epoch > self._directions_of
+            and not self.reader.deck
         )
         if due and self.unit_gradients is not None:
             self._directions_of = epoch

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hemiola.clusters.table import CLUSTERS, check_fit
 from hemiola.contracts import Order, Pace, Period, Task
@@ -26,7 +26,7 @@ from hemiola.order import ORDERS
 from hemiola.pace import PACES
 from hemiola.period import PERIODS
 from hemiola.plan import Amount, ClusterFactory, Plan
-from hemiola.training import split_examples
+from hemiola.training import split_examples, whole_set
 from hemiola.wire.exchange import Exchange
 
 Named = str | dict[str, Any]
@@ -55,9 +55,10 @@ class Evaluate(_Table):
 
 
 class Shards(_Table):
-    """How the training set is dealt to the workers."""
+    """How the training set is dealt to the workers: a shard for each, or one deck that all take batches from."""
 
     split: Literal["iid", "label-sorted", "natural"] | dict[str, float] = "iid"
+    deal: Literal["shards", "deck"] = "shards"
 
     @field_validator("split")
     @classmethod
@@ -67,6 +68,15 @@ class Shards(_Table):
                 f"must be 'iid', 'label-sorted', 'natural' or {{ dirichlet = ALPHA }} with ALPHA above 0, got {split}"
             )
         return split
+
+    @model_validator(mode="after")
+    def _one_deck(self) -> Shards:
+        if self.deal == "deck" and self.split != "iid":
+            raise ValueError(
+                f"deal = 'deck' has no shards, every worker visits examples of all kinds; it cannot go with "
+                f"split = {self.split!r}"
+            )
+        return self
 
 
 def _named_table(given: Any) -> Any:
@@ -148,7 +158,11 @@ class Cell:
         order, period, pace, exchange, make_cluster = self.parts()
         settings = self.settings
         task = self.task(data)
-        shards = split_examples(task.train, settings.workers, settings.shards.split, self.seed)
+        deck = settings.shards.deal == "deck"
+        if deck:
+            shards = whole_set(task.train, settings.workers)
+        else:
+            shards = split_examples(task.train, settings.workers, settings.shards.split, self.seed)
         evaluate = settings.evaluate.model_dump()
         plan = Plan(
             task=task,
@@ -165,6 +179,7 @@ class Cell:
                 "evaluate", {key.removeprefix("every_"): evaluate[key] for key in evaluate if "every" in key}
             ),
             train_examples=settings.evaluate.train_examples,
+            deck=deck,
         )
         return plan, make_cluster
 

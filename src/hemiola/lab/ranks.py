@@ -96,8 +96,8 @@ def check_agreement(training: Training) -> None:
     """
     weights = training.versions[training.version]
     digest = zlib.crc32(weights.numpy().tobytes())
-    for worker, queue in enumerate(training.queues.state_dict()["queues"]):
-        digest = zlib.crc32(training.plan.order.sequence(worker, queue["epoch"]).tobytes(), digest)
+    for worker, epoch in enumerate(training.queues.epochs):
+        digest = zlib.crc32(training.plan.order.sequence(worker, epoch).tobytes(), digest)
     everyone = share(gather(digest))
     apart = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
     if apart:

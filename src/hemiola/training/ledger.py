@@ -16,15 +16,20 @@ FATES = ("used", "cancelled", "dropped", "refused")
 class Ledger:
     """Counts of every unit's fates, of staleness, and of time.
 
+    Args:
+        sizes: Units of every worker, or of the one deck that all take from.
+        workers: How many there are.
+
     Attributes:
-        counts: For each fate and worker, how often each unit met it.
+        counts: For each fate and worker (or deck), how often each unit met it.
         staleness: How many merged reports had each staleness.
         idle_seconds, wasted_seconds: Worker-seconds.
     """
 
-    def __init__(self, sizes: Sequence[int]):
+    def __init__(self, sizes: Sequence[int], workers: int):
+        self._one_deck = len(sizes) < workers
         self.counts = {fate: [np.zeros(size, dtype=np.int32) for size in sizes] for fate in FATES}
-        self.totals = {fate: [0] * len(sizes) for fate in FATES}
+        self.totals = {fate: [0] * workers for fate in FATES}
         self.staleness: Counter[int] = Counter()
         self.updates = 0
         self.idle_seconds = 0.0
@@ -43,8 +48,9 @@ class Ledger:
 
     def _note(self, fate: str, stints: Sequence[Stint]) -> None:
         for stint in stints:
+            holder = 0 if self._one_deck else stint.worker
             for batch in stint.batches:
-                self.counts[fate][stint.worker][batch.units] += 1
+                self.counts[fate][holder][batch.units] += 1
                 self.totals[fate][stint.worker] += len(batch.units)
 
     @property

@@ -18,6 +18,7 @@ from hemiola.errors import InputError
 from hemiola.flat import FlatModel
 from hemiola.plan import ClusterFactory, Plan
 from hemiola.streams import seed_torch
+from hemiola.training.deck import Deck
 from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
@@ -55,11 +56,11 @@ class Training:
         self.workers = len(plan.shards)
         plan.pace.begin(self.workers)
         unit = plan.order.unit
-        self.sizes = [-(-len(shard) // unit) for shard in plan.shards]
+        self.sizes = [-(-len(shard) // unit) for shard in (plan.shards[:1] if plan.deck else plan.shards)]
         self.lockstep = plan.pace.lockstep
         plan.order.begin(self.sizes, plan.seed, self.lockstep)
-        self.queues = Queues(plan.order, self.sizes, plan.batch // unit, self.lockstep, plan.stop.epochs)
-        self.ledger = Ledger(self.sizes)
+        self.queues = self._dealer(plan.batch // unit)
+        self.ledger = Ledger(self.sizes, self.workers)
         seed_torch("model", plan.seed)
         flat = FlatModel(plan.task.model())
         self.parameters = flat.size
@@ -75,6 +76,13 @@ class Training:
         self._marks = 0
         self._refused_in_a_row = 0
         self.cluster = make_cluster(plan, self)
+
+    def _dealer(self, units_per_batch: int) -> Queues | Deck:
+        """What gives out batches."""
+        plan, epochs = self.plan, self.plan.stop.epochs
+        if plan.deck:
+            return Deck(plan.order, self.sizes[0], self.workers, units_per_batch, self.lockstep, epochs)
+        return Queues(plan.order, self.sizes, units_per_batch, self.lockstep, epochs)
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -134,16 +142,25 @@ class Training:
         rate = self._rate(update)
         change = self._at_rest_included(merged, update)
         self._publish(self._next_weights(change, rate))
-        self.plan.order.observe(
-            [
-                Visit(report.stint.worker, batch.epoch, batch.units, sketches, len(report.stint.batches))
-                for report in update.reports
-                for batch, sketches in zip(report.stint.batches, report.sketches, strict=True)
-            ]
-        )
+        self._observe(update)
         steps = max(len(report.stint.batches) for report in update.reports)
         loss = sum(report.loss for report in update.reports) / len(update.reports)
         self._note_averaging(update, change, steps, rate, loss)
+
+    def _observe(self, update: Update) -> None:
+        """Show the order every batch that was used; those from one deck by place, whoever had them."""
+        visits = [
+            (batch, Visit(self._holder(report.stint.worker), batch.epoch, batch.units, sketches, len(report.sketches)))
+            for report in update.reports
+            for batch, sketches in zip(report.stint.batches, report.sketches, strict=True)
+        ]
+        if self.plan.deck:
+            visits.sort(key=lambda pair: (pair[0].epoch, pair[0].position))
+        self.plan.order.observe([visit for _, visit in visits])
+
+    def _holder(self, worker: int) -> int:
+        """As whose the order knows this worker's units: its own, or those of the one deck."""
+        return 0 if self.plan.deck else worker
 
     def _at_rest_included(self, change: Tensor, update: Update) -> Tensor:
         """A worker whose shard is through counts as standing still: every example weighs the same in an epoch."""
@@ -224,7 +241,7 @@ class Training:
 
     def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
         """For each batch, whether the order policy wants its unit gradients."""
-        return tuple(self.plan.order.wants(stint.worker, batch.epoch) for batch in stint.batches)
+        return tuple(self.plan.order.wants(self._holder(stint.worker), batch.epoch) for batch in stint.batches)
 
     # ---------------------------------------------------------------------------------------------------- progress
 

@@ -4,9 +4,7 @@ Epochs are a worker's own: it starts its next pass when its shard is through, ho
 update waits for every worker (lockstep) that would let shards whose sizes differ by one drift apart, so there an epoch
 has as many slots as the largest shard has batches, and a worker whose shard is through rests until the epoch ends.
 
-Where updates do not wait for everyone, nobody knows who will give the last report of a run. So that no long stint ends
-far beyond the run's length, stints get shorter towards it: at most 1/P of what nobody was given yet, and at least one
-batch (guided self-scheduling: Polychronopoulos and Kuck, IEEE Transactions on Computers, 1987).
+`hemiola.training.deck` is the other way to deal: one queue for all workers.
 """
 
 from __future__ import annotations
@@ -20,6 +18,45 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hemiola.contracts import Batch, Order, State
+
+
+class Guide:
+    """How long stints may be towards the end of a run whose updates do not wait for everyone.
+
+    There nobody knows who will give the last report. So that no long stint ends far beyond the run's length, stints get
+    shorter towards it: at most 1/P of what nobody was given yet, and at least one batch (guided self-scheduling:
+    Polychronopoulos and Kuck, IEEE Transactions on Computers, 1987).
+
+    Args:
+        epochs: The run's length in epochs; None if something else ends it, and stints may be as long as they like.
+        units: In an epoch, of all workers.
+        workers: P.
+        units_per_batch: Of a local step.
+    """
+
+    def __init__(self, epochs: float | None, units: int, workers: int, units_per_batch: int):
+        self._last_unit = None if epochs is None else covering(epochs * units)
+        self._round = workers * units_per_batch
+        self._given = 0
+
+    @property
+    def longest(self) -> int:
+        """The most batches that a stint may have now."""
+        if self._last_unit is None:
+            return sys.maxsize
+        return max(1, math.ceil((self._last_unit - self._given) / self._round))
+
+    def given(self, batches: Iterable[Batch]) -> None:
+        """Somebody has these now."""
+        self._given += _units(batches)
+
+    def taken_back(self, batches: Iterable[Batch]) -> None:
+        """Nobody has these any more."""
+        self._given -= _units(batches)
+
+    def restore(self, reached: int, returned: Iterable[Batch]) -> None:
+        """Orders were followed for so many units in all, of which these batches have come back."""
+        self._given = reached - _units(returned)
 
 
 @dataclass
@@ -53,15 +90,14 @@ class Queues:
         self.lockstep = lockstep
         self.slots_per_epoch = -(-max(sizes) // units_per_batch)
         self.last_slot = None if epochs is None or not lockstep else covering(epochs * self.slots_per_epoch)
-        self._last_unit = None if epochs is None or lockstep else covering(epochs * sum(sizes))
-        self._given = 0
+        self._guide = Guide(None if lockstep else epochs, sum(sizes), len(sizes), units_per_batch)
         self._queues = [_Queue() for _ in sizes]
 
     def take(self, worker: int, batches: int) -> list[Batch]:
         """The next batches of a worker; fewer, or none, where it has to rest or the run ends."""
         queue = self._queues[worker]
         taken: list[Batch] = []
-        for _ in range(min(batches, self._longest)):
+        for _ in range(min(batches, self._guide.longest)):
             if self.last_slot is not None and queue.slot >= self.last_slot:
                 break
             queue.slot += 1
@@ -80,23 +116,15 @@ class Queues:
             taken.append(Batch(queue.epoch, queue.position, units))
             queue.position += len(units)
         queue.rests = not taken
-        self._given += _units(taken)
+        self._guide.given(taken)
         return taken
-
-    @property
-    def _longest(self) -> int:
-        """The most batches that a stint may have now."""
-        if self._last_unit is None:
-            return sys.maxsize
-        share = (self._last_unit - self._given) / (len(self.sizes) * self.units_per_batch)
-        return max(1, math.ceil(share))
 
     def give_back(self, worker: int, batches: Sequence[Batch]) -> None:
         """Put batches that were not used at the head of the worker's queue."""
         queue = self._queues[worker]
         queue.returned.extendleft(reversed(batches))
         queue.slot -= len(batches)
-        self._given -= _units(batches)
+        self._guide.taken_back(batches)
 
     def wake(self) -> int:
         """An update is complete: how many workers rested through it."""
@@ -104,6 +132,11 @@ class Queues:
         for queue in self._queues:
             queue.rests = False
         return resting
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epoch each worker is in."""
+        return [queue.epoch for queue in self._queues]
 
     def slots_done(self, worker: int) -> int:
         """How many local steps the worker was given or rested through."""
@@ -132,10 +165,8 @@ class Queues:
                 Batch(epoch, position, np.asarray(units, dtype=np.int64))
                 for epoch, position, units in saved["returned"]
             )
-        self._given = sum(
-            queue.epoch * size + queue.position - _units(queue.returned)
-            for queue, size in zip(self._queues, self.sizes, strict=True)
-        )
+        reached = sum(queue.epoch * size + queue.position for queue, size in zip(self._queues, self.sizes, strict=True))
+        self._guide.restore(reached, [batch for queue in self._queues for batch in queue.returned])
 
 
 def covering(amount: float) -> int:

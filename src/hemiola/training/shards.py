@@ -1,4 +1,4 @@
-"""Which examples each worker holds.
+"""Which examples each worker holds: a shard of its own, or with one deck all of them.
 
 Shards are disjoint and cover the training set. They differ by at most one in size, but for ``"natural"``, where a
 worker holds whole groups of examples as they came.
@@ -24,9 +24,7 @@ def split_examples(examples: Examples, workers: int, split: str | dict[str, floa
             the groups the task says its examples came in are dealt whole, as equal in number as they can be.
         seed: Of the run.
     """
-    count = len(examples)
-    if workers > count:
-        raise InputError(f"workers: {workers} workers cannot share {count} training examples; at most {count}")
+    count = _enough(examples, workers)
     draws = stream("shards", seed)
     if split == "iid":
         return [np.sort(part) for part in np.array_split(draws.permutation(count), workers)]
@@ -55,6 +53,19 @@ def _natural(examples: Examples, workers: int, draws: np.random.Generator) -> li
         raise InputError(f"workers: {workers} workers cannot share {len(names)} groups of examples whole; use fewer")
     dealt = np.array_split(draws.permutation(names), workers)
     return [np.flatnonzero(np.isin(groups, some)) for some in dealt]
+
+
+def whole_set(examples: Examples, workers: int) -> list[np.ndarray]:
+    """For one deck: every worker may be given any example."""
+    return [np.arange(_enough(examples, workers))] * workers
+
+
+def _enough(examples: Examples, workers: int) -> int:
+    """How many examples there are."""
+    count = len(examples)
+    if workers > count:
+        raise InputError(f"workers: {workers} workers cannot share {count} training examples; at most {count}")
+    return count
 
 
 def _dirichlet(labels: np.ndarray, workers: int, alpha: float, draws: np.random.Generator) -> list[np.ndarray]:

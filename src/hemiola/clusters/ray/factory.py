@@ -80,6 +80,7 @@ class RayFactory:
                 seed=plan.seed,
                 device=self.device,
                 threads=max(1, engine.cpus // self.workers),
+                deck=plan.deck,
             )
             units_per_batch = plan.batch // plan.order.unit
             actors = hire(engine, self.workers, self.device)

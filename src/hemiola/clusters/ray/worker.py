@@ -52,6 +52,7 @@ class Setup:
         seed: Of the run.
         device: Where models run: ``"cpu"``, ``"cuda"`` or ``"auto"``.
         threads: Of torch, in one worker.
+        deck: Whether all workers take batches from one deck, and their shards are all the same.
     """
 
     task: Task
@@ -64,6 +65,7 @@ class Setup:
     seed: int
     device: str
     threads: int
+    deck: bool = False
 
 
 class Errand(NamedTuple):
@@ -180,6 +182,7 @@ class Worker:
                 setup.optimizer,
                 setup.seed,
                 pick_device(setup.device),
+                setup.deck,
             )
             self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
             self._settled = memory if memory is not None else self._live()
@@ -191,7 +194,10 @@ class Worker:
     def find_directions(self, units: int) -> State:
         """Ghost directions from the first units of every shard; all workers must use the same ones."""
         assert self.runner.unit_gradients is not None
-        sizes = [-(-len(shard) // self.setup.unit) for shard in self.setup.shards]
+        shards = self.setup.shards
+        if self.setup.deck:
+            shards, units = shards[:1], units * len(shards)
+        sizes = [-(-len(shard) // self.setup.unit) for shard in shards]
         batches = [(w, Batch(0, 0, np.arange(min(units, size)))) for w, size in enumerate(sizes)]
         read = self.runner.reader.read(batches)
         examples = torch.full((len(read.rows),), 1 / len(read.rows), device=self.runner.device)

@@ -50,7 +50,10 @@ class SimulatedFactory:
         from hemiola.clusters.simulated.cluster import SimulatedCluster
         from hemiola.clusters.stints import StintRunner
 
-        runner = StintRunner(plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed)
+        order = plan.order
+        runner = StintRunner(
+            plan.task, plan.shards, order.unit, order.sketch, plan.optimizer, plan.seed, deck=plan.deck
+        )
         streams = self.delays.streams(plan.seed)
         assert streams is not None
         return SimulatedCluster(

@@ -130,6 +130,7 @@ class CollectiveCluster:
         """Run this rank's stint and merge it with everyone's."""
         stints = [stint for worker in range(self.workers) if (stint := self.work.assign(worker)) is not None]
         wanted = {stint.worker: self.work.wants_sketches(stint) for stint in stints}
+        self._agree_on_directions(stints[0], wanted[stints[0].worker])
         mine = self._run([stint for stint in stints if stint.worker == self.rank], wanted)
         notes = [mine.counts, mine.loss, mine.seconds, self._exchange_seconds]
         with contact():
@@ -163,7 +164,6 @@ class CollectiveCluster:
         if not stints:
             return _Mine(torch.zeros(size), torch.zeros(self.mean.exact))
         (stint,) = stints
-        self._agree_on_directions(stint, wanted[stint.worker])
         began = time.perf_counter()
         start = self.work.read(stint.version)
         if self.period.local:
@@ -243,7 +243,9 @@ class CollectiveCluster:
     def _agree_on_directions(self, stint: Stint, wanted: tuple[bool, ...]) -> None:
         """Ghost sketches of all ranks need the same directions: those that rank 0 finds in its first batch of an epoch.
 
-        All ranks come here at the same update: epochs begin together, and with work for everyone.
+        Args:
+            stint: That of rank 0, which has work whenever anyone has.
+            wanted: For each of its batches, whether sketches are wanted.
         """
         units = self.runner.unit_gradients
         if units is None or units.spec.kind != "ghost" or not any(wanted):

@@ -75,7 +75,7 @@ class TorchFactory:
         self.check_world(dist.get_world_size())
         device = f"cuda:{_current_cuda()}" if self.device == "cuda" else "cpu"
         runner = StintRunner(
-            plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed, device
+            plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed, device, plan.deck
         )
         delays = self.delays.streams(plan.seed)
         return CollectiveCluster(work, runner, plan.pace, plan.period, plan.exchange, plan.seed, delays)
