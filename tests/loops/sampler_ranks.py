@@ -30,6 +30,8 @@ SCENARIOS = {
     "ddp-ghost": ("ddp", "ghost:4", 1, 4, 3, None),
     "plain-ghost-break": ("plain", "ghost:4", 1, 4, 4, 3),
     "ddp-fold-accumulate": ("ddp-accumulate", "fold:1024", 3, 3, 3, None),
+    "tracked-skip-exact": ("tracked-skip", "exact", 1, 4, 4, None),
+    "tracked-skip-fold": ("tracked-skip", "fold:16", 3, 5, 4, None),
 }
 
 # After so many batches of epoch 1 everything is saved, thrown away, built anew and goes on.
@@ -91,6 +93,8 @@ class Parts:
         self.sampler = OrderedSampler(data, order="cd-grab", unit=unit, sketch=sketch, seed=3)
         numbered = list(zip(range(EXAMPLES), *data.tensors, strict=True))
         self.loader = DataLoader(numbered, batch_size=batch, sampler=self.sampler)
+        if self.loop == "tracked-skip":
+            self.sampler.track(self.loader)
 
     def epoch(self, seen: list[int]) -> Iterator[int]:
         """Train on a pass over the loader; gives the number of each step when it is done."""
@@ -111,9 +115,12 @@ def backward(loop: str, model: nn.Module, x: Tensor, y: Tensor, optimizer: torch
         optimizer.step()
         return
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    if loop == "plain":
+    loss = F.cross_entropy(model(x), y)
+    if loop != "tracked-skip" or step != 1 + dist.get_rank():  # every rank leaves out another batch
+        loss.backward()
+    if loop in ("plain", "tracked-skip"):
         for p in model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
     optimizer.step()

@@ -252,6 +252,15 @@ def summed_losses(loop: Loop, epochs: int) -> None:
                 losses = []
 
 
+def gradient_penalty(loop: Loop, epochs: int) -> None:
+    for _ in range(epochs):
+        for x, numbers in loop.loader:
+            x.requires_grad_()
+            loss = loop.forward(x)
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            loop.backward(loss + slope.square().sum(), numbers)
+
+
 def checkpointed(loop: Loop, epochs: int) -> None:
     loop.call = lambda x: checkpoint(loop.model, x, use_reentrant=False)
     plain(loop, epochs)
@@ -295,6 +304,14 @@ def test_an_order_learns_or_says_why_not_in_the_same_epoch(name: str, tracked: b
         assert sorted(found.shown) == list(range(EXAMPLES))
         assert found.warned == []
         assert found.telemetry["learnt_from"] == EXAMPLES
+
+
+def test_a_gradient_penalty_is_named_as_the_cause() -> None:
+    found = audit(Loop(True), gradient_penalty)
+    assert found.shown == []
+    assert "the loop differentiates gradients" in found.warned[0]  # as soon as it does
+    assert found.warned[1].startswith("nothing was learnt in epoch 0")
+    assert "the loop differentiates gradients" in found.warned[1]
 
 
 @pytest.mark.parametrize("tracked", [False, True])

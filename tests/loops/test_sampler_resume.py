@@ -118,6 +118,66 @@ def test_without_a_watch_the_rest_is_what_was_not_drawn() -> None:
     assert list(other) == list(sampler)
 
 
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("tracked", [False, True])
+def test_looking_at_a_batch_after_loading_in_mid_epoch_loses_nothing(tracked: bool, watched: bool) -> None:
+    """``next(iter(loader))`` is what people do to initialise lazy layers or to warm up torch.compile."""
+    data, model = make(24)
+    sampler = OrderedSampler(data)
+    saves: list = []
+    train(sampler, data, model, 4, 4, saves)
+    _, state, _ = saves[-1]
+    other, seen = OrderedSampler(data), []
+    other.load_state_dict(state)
+    loader = DataLoader(data, batch_size=4, sampler=other)
+    if tracked:
+        other.track(loader)
+    expected = other._now.left().tolist()
+    if not watched:
+        next(iter(loader))
+    with other.watch(model):
+        if watched:
+            next(iter(loader))
+        for numbers, x, y in loader:
+            seen += numbers.tolist()
+            F.cross_entropy(model(x), y).backward()
+    assert seen == expected
+    assert len(seen) == 24 - 4 * 4
+    assert (other.epoch, other.position) == (0, 24)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_goes_on_in_mid_epoch(workers: int) -> None:
+    """With workers it asks for an iterator twice; its own state has the sampler's in it."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    data, model = make(24)
+
+    def run(state: dict | None, stop: int | None) -> tuple[list[list[int]], dict | None]:
+        sampler = OrderedSampler(data)
+        loader = torchdata.StatefulDataLoader(data, batch_size=4, sampler=sampler, num_workers=workers)
+        sampler.track(loader)
+        if state is not None:
+            loader.load_state_dict(state)
+        epochs: list[list[int]] = []
+        with sampler.watch(model):
+            for _ in range(3):
+                epochs.append([])
+                for step, (numbers, x, y) in enumerate(loader):
+                    epochs[-1] += numbers.tolist()
+                    F.cross_entropy(model(x), y).backward()  # the weights stay as they are, so that orders repeat
+                    if step == stop:
+                        return epochs, through_a_file(loader.state_dict())
+            assert sampler.epoch == 2
+        return epochs, None
+
+    whole, _ = run(None, None)
+    first, state = run(None, 3)
+    rest, _ = run(state, None)
+    assert [sorted(epoch) for epoch in whole] == [list(range(24))] * 3
+    assert first[0] + rest[0] == whole[0]
+
+
 @pytest.mark.filterwarnings("ignore:all of epoch")  # nobody watches
 @settings(max_examples=60, deadline=None)
 @given(

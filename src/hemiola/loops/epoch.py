@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,44 @@ class Epoch:
         if own:
             self.trained, self.learnt = int(state["trained"]), int(state["learnt"])
         self.plan()
+
+
+class Drawing(Iterator[int]):
+    """An iterator of the sampler: hands out what is left of an epoch.
+
+    torchdata's StatefulDataLoader keeps the state of the iterator beside that of the sampler, as they were when a batch
+    was drawn. By the time the loop gets that batch it has been trained on those before, which the sampler's state could
+    not know; so what was drawn is what a loop that goes on from there is through with.
+
+    Args:
+        epoch: Planned anew.
+        drew: Asked before an example is handed out; if it says no, there are no more.
+    """
+
+    def __init__(self, epoch: Epoch, drew: Callable[[Drawing], bool]) -> None:
+        self._epoch, self._drew = epoch, drew
+        self._examples = epoch.plan().tolist()
+        self._next = 0
+
+    def __next__(self) -> int:
+        if self._next == len(self._examples) or not self._drew(self):
+            raise StopIteration
+        example: int = self._examples[self._next]
+        self._next += 1
+        self._epoch.issued += 1
+        return example
+
+    def state_dict(self) -> State:
+        """How much of which epoch was drawn."""
+        return {"epoch": self._epoch.number, "issued": self._epoch.issued}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on after what was drawn, if it is of the same epoch."""
+        if state["epoch"] == self._epoch.number and self._epoch.done < state["issued"] <= len(self._epoch):
+            self._epoch.issued = state["issued"]
+            self._epoch.pass_drawn()
+            self._epoch.start = self._epoch.done
+            self._examples, self._next = self._epoch.plan().tolist(), 0
 
 
 @dataclass

@@ -127,6 +127,8 @@ def _cause(watch: Watch, model: nn.Module) -> str:
             "one backward pass carries the summed losses of several batches, and with a batch a unit their gradients "
             "cannot be told apart; call backward for each, or use unit = 1"
         )
+    if seen.differentiated:
+        return "the loop differentiates gradients (create_graph=True); use unit = the batch size"
     if seen.unhooked and compiled:
         return (
             f"the watched {name} is compiled, so that hooks inside of it do not run; use unit = the batch size, or "

@@ -55,6 +55,7 @@ class Exchange:
     ) -> None:
         self._policy, self._ranks, self._units, self._width = policy, ranks, units, width
         self._group, self._sliced = group, sliced and group is not None
+        self._between: dist.ProcessGroup | None = None  # for what must not wait for blocks under way
         self._size = max(2, min(BLOCK, NUMBERS // width, units + units % 2) // 2 * 2)
         self._flying: deque[tuple[list[Any], Tensor, Tensor]] = deque()
         room = 0 if group is None else 2 * self._size
@@ -94,6 +95,17 @@ class Exchange:
     def finish(self) -> None:
         """End the epoch: exchange what is left and show it to the policy. Every rank calls this."""
         self.advance(self._units)
+        self.collect()
+
+    def pause(self) -> None:
+        """The watch ends, perhaps within an epoch. Every rank calls this, and may be a batch ahead of another one."""
+        if self._group is not None:
+            if self._between is None:
+                self._between = dist.new_group(backend="gloo")
+            furthest = torch.tensor(self._sent)
+            dist.all_reduce(furthest, dist.ReduceOp.MAX, group=self._between)
+            while self._sent < int(furthest):
+                self._launch()
         self.collect()
 
     def collect(self) -> None:

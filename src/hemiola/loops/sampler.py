@@ -33,7 +33,7 @@ from hemiola.errors import InputError
 from hemiola.gradients.sketch import parse_sketch
 from hemiola.loops.arguments import dataset_size, own_group, place, policy
 from hemiola.loops.deal import Deal, deal, deal_left
-from hemiola.loops.epoch import Claim, Epoch
+from hemiola.loops.epoch import Claim, Drawing, Epoch
 from hemiola.loops.following import Following
 from hemiola.loops.notices import Notices, who_draws
 from hemiola.loops.rows import Exchange
@@ -88,7 +88,7 @@ class OrderedSampler(Sampler[int]):
         self._exchange: Exchange | None = None
         self._saved: tuple[State, bool] | None = None  # for the exchange of a watch that is yet to come
         self._directions: list[Tensor] = []
-        self._drawing: object = None
+        self._drawing: Drawing | None = None
         self._unwatched_draws = self._loaded = False
         self._notices = Notices(self.rank)
         self._following = Following(self._notices)
@@ -123,16 +123,15 @@ class OrderedSampler(Sampler[int]):
             self._enter(self.epoch + 1)
         elif self._watch is not None and whole and not self._watch.seen.evaluations:
             self._check_learnt()  # all of it was handed out, and none of it has come back
-        self._drawing = object()
-        return self._draw(self._drawing, self._now.plan())
+        self._drawing = Drawing(self._now, self._drew)
+        return self._drawing
 
-    def _draw(self, drawing: object, examples: np.ndarray) -> Iterator[int]:
-        for example in examples.tolist():
-            if drawing is not self._drawing:
-                return  # left by its loop, but still read ahead
-            self._now.issued += 1
-            self._unwatched_draws |= self._watch is None
-            yield example
+    def _drew(self, drawing: Drawing) -> bool:
+        """Called before an example is handed out; False to an iterator that its loop has left but still reads ahead."""
+        if drawing is not self._drawing:
+            return False
+        self._unwatched_draws |= self._watch is None
+        return True
 
     @property
     def _now(self) -> Epoch:
@@ -285,7 +284,7 @@ class OrderedSampler(Sampler[int]):
                 self._watch.settle()
                 self._check()
                 if self._exchange is not None:
-                    self._exchange.collect()
+                    self._exchange.pause()
         finally:
             self._directions = self._watch.directions() or self._directions
             self._watch.close()

@@ -39,6 +39,7 @@ class Seen:
         mute: Type of an output in which no tensor with a gradient was found.
         summed: Whether one backward pass carried several batches, whose gradients could not be told apart.
         unhooked: Whether a gradient came back through the model but to none of its layers.
+        differentiated: Whether gradients were differentiated again, so that hooks could not tell the rows.
         versions: Of the parameters, when the epoch started.
     """
 
@@ -47,6 +48,7 @@ class Seen:
     mute: str = ""
     summed: bool = False
     unhooked: bool = False
+    differentiated: bool = False
     versions: int = 0
 
 
@@ -316,6 +318,7 @@ class Watch:
             return None if gradient is None else gradient.div_(each.scale)
         if not each.recording.reached:
             self.seen.unhooked = True
+            self.seen.differentiated |= each.recording.differentiated
             return None
         rows = self.recorder.rows(each.recording)
         if not self._verified and not each.blurred:
