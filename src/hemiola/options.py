@@ -1,51 +1,73 @@
-"""Options of policies and tasks, checked against the constructor that will take them.
+"""Options: checked against the constructor that takes them, and against what is possible; one clear line each.
 
-A policy is added by writing a class and a row in a table; its options, their types and defaults are its constructor's
-keyword parameters, so there is no second place to keep in step.
+A policy, a task or a cluster is added by writing a class or a function and a row in a table: its options, their types
+and defaults are its keyword parameters, so there is no second place to keep in step. Types are checked strictly by
+pydantic, which one's own loop does not need: there, Python's own arguments reach the constructors, which use `whole`,
+`within` and `one_of`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, create_model
+from hemiola.errors import InputError, nearest, unknown
 
-from hemiola.errors import InputError, unknown
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
-
-def option_names(constructor: Callable[..., Any]) -> list[str]:
-    """Names of the parameters a constructor takes by keyword."""
-    parameters = inspect.signature(constructor).parameters.values()
-    return [p.name for p in parameters if p.name != "self" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+# ------------------------------------------------------------------------------------------ names and types of options
 
 
-def check_options(constructor: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return ``given`` with its types checked against the constructor's annotations.
+def option_names(make: Callable[..., Any]) -> list[str]:
+    """Names of the parameters a constructor or a function takes by keyword."""
+    return [p.name for p in _parameters(make) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def default_options(make: Callable[..., Any]) -> dict[str, Any]:
+    """Every option and its default, `inspect.Parameter.empty` where it has none."""
+    return {p.name: p.default for p in _parameters(make)}
+
+
+def check_options(
+    make: Callable[..., Any], given: Mapping[str, Any], where: str, reserved: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return ``given`` with names and types checked against the parameters of what takes it.
+
+    Args:
+        make: A class or a function.
+        given: Options by name.
+        where: Their place in messages, e.g. ``"order"``.
+        reserved: Parameters that are not options, because the caller fills them in.
 
     Raises:
         InputError: naming ``where.key``, the value, and what is allowed.
     """
-    allowed = option_names(constructor)
+    parameters = [p for p in _parameters(make) if p.name not in reserved]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     for key in given:
-        if key not in allowed:
-            raise InputError(f"{where}: {unknown('option', key, allowed)}")
-    hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
-    parameters = inspect.signature(constructor).parameters
-    fields: dict[str, Any] = {
-        name: (
-            hints.get(name, Any),
-            ... if parameters[name].default is inspect.Parameter.empty else parameters[name].default,
-        )
-        for name in allowed
-    }
-    model = create_model("Options", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **fields)
+        if key not in named and (not takes_any or key in reserved):
+            raise InputError(f"{where}: {unknown('option', key, named)}")
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise InputError(f"{where}.{name}: is required")
+    hints = _hints(make)
+    return {key: _typed(value, hints.get(key, Any), f"{where}.{key}") for key, value in given.items()}
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
     try:
-        checked = model.model_validate(dict(given))
+        adapter = TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    except PydanticUserError:  # a type that checks itself, such as a dataclass
+        return value
+    try:
+        return adapter.validate_python(value)
     except ValidationError as error:
         raise InputError(first_error(error, where)) from None
-    return {name: getattr(checked, name) for name in given}
 
 
 def first_error(error: ValidationError, where: str = "") -> str:
@@ -59,6 +81,21 @@ def first_error(error: ValidationError, where: str = "") -> str:
     return f"{path}: {message}{value}" if path else message
 
 
+def _parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):  # some callables written in C do not tell
+        return []
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """Types of the parameters; none where annotations name what cannot be found at run time."""
+    try:
+        return get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
 def _is_type_tag(part: object) -> bool:
     """Pydantic adds the branch of a union ('int', 'literal[...]', ...) to the path; a user did not write it."""
     return isinstance(part, str) and (part in {"int", "float", "str", "bool"} or "[" in part)
@@ -67,3 +104,30 @@ def _is_type_tag(part: object) -> bool:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -------------------------------------------------------------------------------------------------- values of options
+
+
+def whole(name: str, value: int, least: int) -> int:
+    """Return ``value`` if it is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name} must be a whole number, got {value!r}")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def within(name: str, value: float, above: float, below: float) -> float:
+    """Return ``value`` if it lies strictly between ``above`` and ``below``."""
+    if not above < value < below:
+        raise InputError(f"{name} must be above {above:g} and below {below:g}, got {value:g}")
+    return float(value)
+
+
+def one_of(name: str, value: object, allowed: list[str]) -> str:
+    """Return ``value`` if it is one of the allowed names."""
+    if value not in allowed:
+        hint = nearest(value, allowed) if isinstance(value, str) else ""
+        raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
+    return str(value)

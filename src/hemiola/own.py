@@ -15,20 +15,20 @@ import inspect
 import os
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
+
+import numpy as np
 
 from hemiola.contracts import CAPABILITIES, Policy
 from hemiola.errors import InputError, raised_at, unknown
 
-P = TypeVar("P", bound=Policy)
-
-
 # ------------------------------------------------------------------------------------------------- objects and classes
 
 
-def checked_policy(given: object, family: type[P], what: str) -> P:
+def checked_policy(given: Any, family: type, what: str) -> Any:
     """Return ``given`` if it is a policy of this family; what it may do without is added to it.
 
     Args:
@@ -60,34 +60,54 @@ def checked_policy(given: object, family: type[P], what: str) -> P:
         given.__class__ = own if descends else with_defaults(own, family)
     except TypeError:
         raise InputError(f"{what}: {own.__name__} must be a subclass of hemiola.{name}, or a plain class") from None
-    return cast(P, given)
+    return given
 
 
-def check_complete(made: Callable[..., Any], family: type[Policy], what: str) -> None:
+def check_complete(made: Callable[..., Any], family: type, what: str) -> None:
     """Refuse a class that has not got all that its contract requires, before Python does so in other words."""
     if isinstance(made, ABCMeta) and inspect.isabstract(made):
         missing = next(name for name in members(family) if name in made.__abstractmethods__)
         raise InputError(f"{what}: {made.__name__} lacks {members(family)[missing]}")
 
 
+def check_permutation(sequence: np.ndarray, size: int, what: str) -> None:
+    """Refuse a sequence that does not visit each of ``size`` units once.
+
+    Raises:
+        InputError: saying what is wrong with it.
+    """
+    if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
+        raise InputError(f"{what}: sequence must give whole numbers, got {sequence.dtype} of shape {sequence.shape}")
+    if len(sequence) != size:
+        raise InputError(f"{what}: sequence must visit each of {size} units once, got {len(sequence)} visits")
+    outside = sequence[(sequence < 0) | (sequence >= size)]
+    if len(outside):
+        raise InputError(f"{what}: sequence must be a permutation of 0 to {size - 1}, got {outside[0]} in it")
+    counts = np.bincount(sequence, minlength=size)
+    if counts.max(initial=1) > 1:
+        raise InputError(
+            f"{what}: sequence must visit each of {size} units once, got unit {counts.argmax()} {counts.max()} times"
+        )
+
+
 @functools.cache
-def members(family: type[Policy]) -> Mapping[str, str]:
+def members(family: type) -> Mapping[str, str]:
     """Every member of a contract by name, as it is written: ``k(self) -> int``, ``unit: int``."""
     found: dict[str, str] = {}
     for part in family.__mro__:
         if part in (object, Protocol) or part.__module__ == "typing":
             continue
         for name, hint in vars(part).get("__annotations__", {}).items():
-            found[name] = f"{name}: {hint.removeprefix('ClassVar[').removesuffix(']') if 'ClassVar' in hint else hint}"
+            found[name] = f"{name}: {hint[9:-1] if hint.startswith('ClassVar[') else hint}"
         for name, member in vars(part).items():
             if isinstance(member, property) and member.fget is not None:
                 found[name] = f"{name}: {member.fget.__annotations__['return']}"
-            elif inspect.isfunction(member) and not name.startswith("_"):
+            elif inspect.isfunction(member) and (not name.startswith("_") or name == "__call__"):
                 found[name] = f"{name}{inspect.signature(member)}".replace("'", "")
     return found
 
 
-def _check_arguments(given: object, family: type[Policy], what: str) -> None:
+def _check_arguments(given: object, family: type, what: str) -> None:
     for name, written in members(family).items():
         meant = vars(family).get(name) or vars(Policy).get(name)
         if not inspect.isfunction(meant) or name in CAPABILITIES[family] - set(dir(given)):
@@ -115,7 +135,7 @@ def _takes(own: type, name: str, arguments: int) -> bool:
 
 
 @functools.cache
-def with_defaults(own: Any, family: type[Policy]) -> Any:
+def with_defaults(own: Any, family: type) -> Any:
     """The class with the defaults of its contract behind it; it goes by the same name and can be pickled like it."""
 
     def reduce(self: Any, protocol: Any) -> Any:
@@ -129,7 +149,7 @@ def with_defaults(own: Any, family: type[Policy]) -> Any:
     return made
 
 
-def _rebuild(own: type, family: type[Policy], *arguments: Any) -> Any:
+def _rebuild(own: type, family: type, *arguments: Any) -> Any:
     made = with_defaults(own, family)
     return made.__new__(made, *arguments)
 
@@ -166,7 +186,7 @@ def import_path(path: str, base: Path, what: str) -> Callable[..., Any]:
         missing = "" if own else f" (it needs {error.name!r}, which is not installed)"
         raise InputError(f"{what}: cannot import {module_name!r} from {' or '.join(folders)}{missing}") from error
     except Exception as error:
-        raise InputError(f"{what}: importing {module_name!r} raised {one_line(error)}{raised_at(error)}") from error
+        raise InputError(f"{what}: importing {module_name!r} raised {_one_line(error)}{raised_at(error)}") from error
     _check_origin(what, module_name, base)
     if attribute not in vars(module):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -190,6 +210,16 @@ def _check_origin(what: str, module_name: str, base: Path) -> None:
         )
 
 
-def one_line(error: BaseException) -> str:
-    """An exception as one line of a message."""
+@contextmanager
+def own_code(what: str, how: str = "raised") -> Iterator[None]:
+    """An exception of the user's code becomes one line that says where it was raised."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} {how} {_one_line(error)}{raised_at(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -80,4 +82,25 @@ class Plan:
         self.exchange.check(self.period.local)
 
 
-ClusterFactory = Callable[[Plan, Work], Cluster]
+class ClusterFactory(Protocol):
+    """Makes the cluster of a run; what ``[cluster]`` in an experiment file becomes.
+
+    Subclass it for a cluster of one's own. Named by its path it is constructed with the experiment file's folder, the
+    number of workers, and its options by keyword.
+
+    Attributes:
+        real: Whether seconds are measured: then a run wants the machine to itself.
+        checkpoint_every_updates, checkpoint_every_seconds: How often a checkpoint is written; whichever comes first.
+    """
+
+    real: bool = False
+    checkpoint_every_updates: int | None = None
+    checkpoint_every_seconds: float = 20.0
+
+    def check(self, pace: Pace, exchange: Exchange) -> None:
+        """Refuse policies that the cluster cannot run, by an `InputError`; called before anything is computed."""
+        return
+
+    @abstractmethod
+    def __call__(self, plan: Plan, work: Work) -> Cluster:
+        """Make the cluster around a plan and the training loop, which gives out the work."""

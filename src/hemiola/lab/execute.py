@@ -18,7 +18,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from hemiola.clusters.table import REAL
 from hemiola.clusters.torch.group import ContactLost, Place
 from hemiola.contracts import Task
 from hemiola.flat import FlatModel
@@ -186,14 +185,9 @@ def _run_all(
 
 def _may_start(cell: Cell, active: list[_Active], jobs: int) -> bool:
     """A real cluster has the machine to itself: cells side by side would be each other's stragglers."""
-    if any(_is_real(one) for one in [cell, *(running.cell for running in active)]):
+    if any(one.cluster().real for one in [cell, *(running.cell for running in active)]):
         return not active
     return len(active) < jobs
-
-
-def _is_real(cell: Cell) -> bool:
-    cluster = cell.settings.cluster
-    return (cluster if isinstance(cluster, str) else cluster.get("name")) in REAL
 
 
 def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:

@@ -5,7 +5,6 @@ An experiment is a grid: every run at every sweep point for every seed. One plac
 
 from __future__ import annotations
 
-import copy
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,21 +15,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hemiola.clusters.table import CLUSTERS, check_fit
 from hemiola.contracts import Order, Pace, Period, Task
 from hemiola.errors import InputError, unknown
-from hemiola.lab.tasks import load_task
+from hemiola.lab.named import (
+    NAMED,
+    check_shared,
+    described,
+    is_live,
+    live_objects,
+    make_cluster,
+    make_order,
+    make_pace,
+    make_period,
+    make_task,
+    within,
+)
 from hemiola.optimizers import Optimizer, make_schedule
-from hemiola.options import check_options, first_error, option_names
-from hemiola.order import ORDERS
-from hemiola.pace import PACES
-from hemiola.period import PERIODS
+from hemiola.options import first_error
 from hemiola.plan import Amount, ClusterFactory, Plan
 from hemiola.training import split_examples, whole_set
 from hemiola.wire.exchange import Exchange
-
-Named = str | dict[str, Any]
-"""A policy, task or cluster: its name, or a table with a name and options."""
 
 
 class _Table(BaseModel):
@@ -84,6 +88,16 @@ def _named_table(given: Any) -> Any:
     return {"name": given} if isinstance(given, str) else given
 
 
+def _nameable(given: Any) -> Any:
+    if isinstance(given, str | dict) or is_live(given):
+        return given
+    raise ValueError(f"must be a name, a path 'package.module:Name', or a table with a name and options, got {given!r}")
+
+
+Named = Annotated[Any, BeforeValidator(_nameable)]
+"""A policy, task or cluster: its name or path, a table with a name and options, or, from Python, an object."""
+
+
 class Settings(_Table):
     """One run, without its seed: the keys a ``[[run]]`` table may give, and the top level may give for all."""
 
@@ -99,15 +113,17 @@ class Settings(_Table):
     period: Named = "full"
     pace: Named = "k-sync"
 
+    def resolved(self) -> dict[str, Any]:
+        """Everything as plain JSON values."""
+        plain = self.model_dump(exclude=set(NAMED))
+        return {key: described(plain.get(key, value)) for key, value in self}
+
 
 _TABLES: tuple[tuple[str, type[_Table], str], ...] = (
     ("stop", Stop, "{ epochs = 10 }"),
     ("evaluate", Evaluate, "{ every_epochs = 1 }"),
     ("shards", Shards, '{ split = "iid" }'),
 )
-
-# These tables name a class with its own options; a run's table replaces the default's instead of adding to it.
-_NAMED = ("task", "cluster", "order", "period", "pace")
 
 
 @dataclass(frozen=True)
@@ -128,24 +144,25 @@ class Cell:
     settings: Settings
     base: Path
 
+    def cluster(self) -> ClusterFactory:
+        """What makes the cluster, from its options."""
+        return make_cluster(self.settings.cluster, self.base, self.settings.workers)
+
     def parts(self) -> tuple[Order, Period, Pace, Exchange, ClusterFactory]:
         """Fresh policies and the cluster, checked as far as possible without the data."""
         settings = self.settings
-        order: Order = _make(ORDERS, "order", settings.order)
-        period, exchange = _make_period(settings.period)
-        pace: Pace = _make(PACES, "pace", settings.pace)
-        with _where("pace"):
+        order = make_order(settings.order, self.base)
+        period, exchange = make_period(settings.period, self.base)
+        pace = make_pace(settings.pace, self.base)
+        with within("pace"):
             pace.begin(settings.workers)
-        name, options = _split(CLUSTERS, "cluster", settings.cluster)
-        checked = check_options(CLUSTERS[name], options, "cluster")
-        with _where("cluster"):
-            make_cluster = CLUSTERS[name](self.base, settings.workers, **checked)
-        with _where("period"):
+        factory = self.cluster()
+        with within("period"):
             exchange.check(period.local)
             if exchange.overlap != 0 and not pace.lockstep:
                 raise InputError(f"overlap = {exchange.overlap!r} needs a pace whose updates wait for every worker")
-        check_fit(name, pace, exchange)
-        return order, period, pace, exchange, make_cluster
+        factory.check(pace, exchange)
+        return order, period, pace, exchange, factory
 
     def check(self) -> None:
         """Build what can be built without the data."""
@@ -155,7 +172,7 @@ class Cell:
 
     def plan(self, data: Path | None) -> tuple[Plan, ClusterFactory]:
         """Load the task and put everything together."""
-        order, period, pace, exchange, make_cluster = self.parts()
+        order, period, pace, exchange, factory = self.parts()
         settings = self.settings
         task = self.task(data)
         deck = settings.shards.deal == "deck"
@@ -181,19 +198,11 @@ class Cell:
             train_examples=settings.evaluate.train_examples,
             deck=deck,
         )
-        return plan, make_cluster
+        return plan, factory
 
     def task(self, data: Path | None) -> Task:
         """Load the task."""
-        table = self.settings.task
-        name, options = (
-            (table, {})
-            if isinstance(table, str)
-            else (table.get("name"), {k: v for k, v in table.items() if k != "name"})
-        )
-        if not isinstance(name, str):
-            raise InputError("task: a table needs a name, as in { name = 'digits-mlp' }")
-        return load_task(name, options, data, self.base)
+        return make_task(self.settings.task, self.base, data)
 
     def optimizer(self, default_lr: float) -> Optimizer:
         """Build the optimizer's description."""
@@ -213,13 +222,13 @@ class Experiment:
 
     Attributes:
         cells: The grid, in the order of results.csv.
-        given: As written, after ``--set``.
+        given: As written, after ``--set``; objects as tables that describe them.
     """
 
     def __init__(self, given: Mapping[str, Any], base: Path | None = None):
-        self.given = copy.deepcopy(dict(given))
+        self.given = described(dict(given))
         self.base = (base or Path()).absolute()
-        table = dict(self.given)
+        table = dict(given)
         runs = _list_of_tables(table.pop("run", [{}]))
         sweep = _sweep(table.pop("sweep", {}))
         self.seeds = _seeds(table.pop("seeds", [0]))
@@ -239,6 +248,11 @@ class Experiment:
                     cell = self._cell(name, self._own[name], point)
                     cell.check()
                 self.cells += [replace(cell, seed=seed) for seed in self.seeds]
+        for family, shared in live_objects(self._shared).items():
+            check_shared(family, shared, len(self.cells))
+        for own in self._own.values():
+            for family, alone in live_objects(own).items():
+                check_shared(family, alone, len(points) * len(self.seeds))
 
     def _cell(self, name: str, own: Mapping[str, Any], point: dict[str, Any]) -> Cell:
         return Cell(name, point, self.seeds[0], _settings(_merge(self._shared, own), point), self.base)
@@ -273,14 +287,14 @@ class Experiment:
     def load(cls, path: Path, changes: Mapping[str, Any] | None = None) -> Experiment:
         """Read an experiment file; ``changes`` maps dotted keys to values that replace the file's."""
         given = _read_toml(path)
-        with _where(str(path)):
+        with within(str(path)):
             for key, value in (changes or {}).items():
                 _put(given, key, value)
             return cls(given, path.parent)
 
     def resolved(self) -> dict[str, Any]:
         """The experiment with every default filled in, as plain JSON values."""
-        runs = {cell.run: {"name": cell.run, **cell.settings.model_dump()} for cell in reversed(self.cells)}
+        runs = {cell.run: {"name": cell.run, **cell.settings.resolved()} for cell in reversed(self.cells)}
         return {
             "title": self.title,
             "seeds": list(self.seeds),
@@ -343,12 +357,12 @@ def _key_path(dotted: str) -> list[str]:
 
 
 def _merge(default: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(dict(default))
+    merged = dict(default)
     for key, value in run.items():
         if key == "optimizer":  # The one table that is named and added to.
             merged[key], value = _named_table(merged.get(key)), _named_table(value)
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if both_tables and key not in _NAMED else copy.deepcopy(value)
+        merged[key] = {**merged[key], **value} if both_tables and key not in NAMED else value
     return merged
 
 
@@ -397,6 +411,8 @@ def _sweep(sweep: Any) -> dict[str, list[Any]]:
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"sweep.{key}: must be a list of at least one value, got {values!r}")
+        if any(is_live(value) for value in values):
+            raise InputError(f"sweep.{key}: objects cannot be swept; make a run of each")
         top = key.split(".")[0]
         if top not in Settings.model_fields:
             raise InputError(f"sweep: {unknown('key', top, Settings.model_fields)}")
@@ -431,48 +447,6 @@ def _title(title: Any) -> str | None:
 # ------------------------------------------------------------------------------------------------------- building
 
 
-class _where:
-    """Put the place in front of an `InputError` raised inside."""
-
-    def __init__(self, place: str):
-        self.place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, InputError) and self.place and not str(error).startswith(self.place):
-            raise InputError(f"{self.place}: {error}") from None
-
-
-def _split(table: Mapping[str, Any], family: str, given: Named) -> tuple[str, dict[str, Any]]:
-    options = {"name": given} if isinstance(given, str) else dict(given)
-    name = str(options.pop("name", None))
-    if name not in table:
-        raise InputError(f"{family}.name: {unknown(family, name, table)}")
-    return name, options
-
-
-def _make(table: Mapping[str, Callable[..., Any]], family: str, given: Named) -> Any:
-    name, options = _split(table, family, given)
-    checked = check_options(table[name], options, family)
-    with _where(family):
-        return table[name](**checked)
-
-
-def _make_period(given: Named) -> tuple[Period, Exchange]:
-    """A period's table holds its own options and those of the exchange."""
-    name, options = _split(PERIODS, "period", given)
-    own, shared = option_names(PERIODS[name]), option_names(Exchange)
-    for key in options:
-        if key not in own + shared:
-            raise InputError(f"period: {unknown('option', key, own + shared)}")
-    mine = check_options(PERIODS[name], {k: v for k, v in options.items() if k in own}, "period")
-    rest = check_options(Exchange, {k: v for k, v in options.items() if k not in own}, "period")
-    with _where("period"):
-        return PERIODS[name](**mine), Exchange(**rest)
-
-
 def _amount(key: str, values: dict[str, Any]) -> Amount:
-    with _where(key):
+    with within(key):
         return Amount(**values)

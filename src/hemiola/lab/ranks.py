@@ -38,7 +38,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 def torch_factory(cell: Cell) -> TorchFactory | None:
     """The cell's cluster options; None for a cell of another cluster."""
-    factory = cell.parts()[-1]
+    factory = cell.cluster()
     return factory if isinstance(factory, TorchFactory) else None
 
 

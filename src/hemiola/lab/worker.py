@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from hemiola.clusters.ray.factory import RayFactory
 from hemiola.errors import InputError
 from hemiola.lab.experiment import Cell
 from hemiola.lab.results import Result, result_of
 from hemiola.lab.store import load_checkpoint, save_checkpoint, save_result
+from hemiola.plan import ClusterFactory
 from hemiola.training import Training
 
 PROGRESS_SECONDS = 0.25
-CHECKPOINT_SECONDS = 20.0
 
 
 class _Watch:
@@ -36,8 +35,8 @@ class _Watch:
         self.pipe = pipe
         self.folder = folder
         self.stopped = False
-        self.every_seconds: float = CHECKPOINT_SECONDS
-        self.every_updates: int | None = None
+        self.every_seconds = ClusterFactory.checkpoint_every_seconds
+        self.every_updates = ClusterFactory.checkpoint_every_updates
         self._next_message = 0.0
         self._saved_at = time.monotonic()
         self._saved_version: int | None = None
@@ -114,11 +113,11 @@ def train_cell(cell: Cell, data: Path | None, folder: Path | None = None, watch:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            plan, make_cluster = cell.plan(data)
-            if watch is not None and isinstance(make_cluster, RayFactory):
-                watch.every_seconds = make_cluster.checkpoint_every_seconds
-                watch.every_updates = make_cluster.checkpoint_every_updates
-            training = Training(plan, make_cluster)
+            plan, factory = cell.plan(data)
+            if watch is not None:
+                watch.every_seconds = factory.checkpoint_every_seconds
+                watch.every_updates = factory.checkpoint_every_updates
+            training = Training(plan, factory)
             try:
                 if folder is not None:
                     folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from hemiola.checks import one_of, whole
 from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
@@ -42,6 +41,7 @@ from hemiola.loops.hooks import Undo, after_attempt, after_step, without_all_red
 from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.loops.peers import RankLostError, Roster
+from hemiola.options import one_of, whole
 from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
 from hemiola.wire.exchange import Exchange

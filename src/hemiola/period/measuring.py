@@ -10,9 +10,9 @@ import math
 from statistics import median
 from typing import Literal
 
-from hemiola.checks import one_of, whole, within
 from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
+from hemiola.options import one_of, whole, within
 from hemiola.period.ramp import Ramp
 from hemiola.state import own_state
 

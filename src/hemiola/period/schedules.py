@@ -6,9 +6,9 @@ They look at the learning rate and at how much of the run is over, never at what
 
 from __future__ import annotations
 
-from hemiola.checks import whole, within
 from hemiola.contracts import Period
 from hemiola.errors import InputError
+from hemiola.options import whole, within
 
 
 class Full(Period):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hemiola.contracts import Batch, Order, State
+from hemiola.own import check_permutation
 
 
 class Guide:
@@ -111,13 +112,19 @@ class Queues:
                 queue.position = 0
                 queue.sequence = None
             if queue.sequence is None:
-                queue.sequence = self.order.sequence(worker, queue.epoch)
+                queue.sequence = self._sequence(worker, queue.epoch)
             units = queue.sequence[queue.position : queue.position + self.units_per_batch]
             taken.append(Batch(queue.epoch, queue.position, units))
             queue.position += len(units)
         queue.rests = not taken
         self._guide.given(taken)
         return taken
+
+    def _sequence(self, worker: int, epoch: int) -> np.ndarray:
+        """The order's answer, which must visit every unit once: whatever follows relies on that."""
+        sequence = np.asarray(self.order.sequence(worker, epoch))
+        check_permutation(sequence, self.sizes[worker], f"order {self.order.kind!r}, worker {worker}, epoch {epoch}")
+        return sequence
 
     def give_back(self, worker: int, batches: Sequence[Batch]) -> None:
         """Put batches that were not used at the head of the worker's queue."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hemiola.checks import one_of, whole
 from hemiola.errors import InputError
+from hemiola.options import one_of, whole
 from hemiola.wire.codec import WIRES, Codec, quantiser
 
 

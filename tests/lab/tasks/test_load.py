@@ -75,7 +75,7 @@ def test_unknown_task_names_the_nearest_and_lists_all():
 
 def test_unknown_option():
     assert error_of("digits-mlp", {"hiden": [3]}) == (
-        "task 'digits-mlp': unknown option 'hiden'; did you mean 'hidden'? "
+        "task: unknown option 'hiden'; did you mean 'hidden'? "
         "Known: hidden, input_noise, label_noise, label_flip, examples"
     )
 
@@ -83,10 +83,10 @@ def test_unknown_option():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden": "32"}, "option 'hidden' of task 'digits-mlp': 'str' instances are not allowed"),
-        ({"hidden": [32, 1.5]}, "option 'hidden' of task 'digits-mlp'[1]: input should be a valid integer, got 1.5"),
-        ({"examples": True}, "option 'examples' of task 'digits-mlp': input should be a valid integer, got True"),
-        ({"input_noise": "1"}, "option 'input_noise' of task 'digits-mlp': input should be a valid number, got '1'"),
+        ({"hidden": "32"}, "task.hidden: 'str' instances are not allowed"),
+        ({"hidden": [32, 1.5]}, "task.hidden.1: must be a valid integer, got 1.5"),
+        ({"examples": True}, "task.examples: must be a valid integer, got True"),
+        ({"input_noise": "1"}, "task.input_noise: must be a valid number, got '1'"),
     ],
 )
 def test_wrongly_typed_option(options, message):
@@ -132,9 +132,9 @@ def test_own_task_gone_wrong(module, tmp_path):
     assert "importing 'own_f' raised SyntaxError" in error_of("own_f:f")
     assert error_of("own_f:f").endswith("(own_f.py:1)")
     assert error_of("own_c:lime").startswith(
-        "task 'own_c:lime': in 'own_c', unknown function 'lime'; did you mean 'line'? Known: "
+        "task 'own_c:lime': in 'own_c', unknown name 'lime'; did you mean 'line'? Known: "
     )
-    assert error_of("own_c:number") == "task 'own_c:number': 'number' must be a function, got int"
+    assert error_of("own_c:number") == "task 'own_c:number': 'number' must be a class or a function, got int"
     assert error_of("own_c:nothing") == "task 'own_c:nothing' must return a hemiola.Task, got NoneType"
     assert error_of("own_c:breaks") == r"task 'own_c:breaks' raised KeyError: 'a\nb' (own_c.py:24)"
     assert error_of("own_c:scalar_loss") == (

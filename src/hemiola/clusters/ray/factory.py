@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hemiola.clusters.ray.engine import require_ray
 from hemiola.clusters.shared_options import Delays, check_upkeep
-from hemiola.contracts import Cluster, Work
+from hemiola.contracts import Cluster, Pace, Work
 from hemiola.errors import InputError
+from hemiola.plan import ClusterFactory, Plan
 from hemiola.wire.exchange import Exchange
 
-if TYPE_CHECKING:
-    from hemiola.plan import Plan
 
-
-class RayFactory:
+class RayFactory(ClusterFactory):
     """Ray actors: every pace, on one machine or many; workers may die and come back.
 
     Args:
@@ -32,6 +30,8 @@ class RayFactory:
         delay: Law of the least seconds of a local step; what the step itself does not need is slept away.
         slow: Factors on the delays of some workers, by number.
     """
+
+    real = True
 
     def __init__(
         self,
@@ -59,6 +59,14 @@ class RayFactory:
         self.checkpoint_every_seconds = checkpoint_every_seconds
         self.delays = Delays(base, workers, delay, slow)
 
+    def check(self, pace: Pace, exchange: Exchange) -> None:
+        """Refuse what this cluster cannot do."""
+        if exchange.overlap != 0:
+            raise InputError(
+                f"period.overlap: {exchange.overlap!r} is not for cluster 'ray', whose workers start from the newest "
+                "weights; use overlap = 0, or hemiola.Averager in your own loop"
+            )
+
     def __call__(self, plan: Plan, work: Work) -> Cluster:
         """Start or join Ray and start the workers."""
         from hemiola.clusters.ray.cluster import RayCluster
@@ -66,7 +74,7 @@ class RayFactory:
         from hemiola.clusters.ray.roster import Roster, hire
         from hemiola.clusters.ray.worker import Setup
 
-        check_ray(plan.exchange)
+        self.check(plan.pace, plan.exchange)
         engine = Engine(self.address, self.workers)
         try:
             setup = Setup(
@@ -89,12 +97,3 @@ class RayFactory:
         except BaseException:
             engine.close()
             raise
-
-
-def check_ray(exchange: Exchange) -> None:
-    """Refuse what this cluster cannot do."""
-    if exchange.overlap != 0:
-        raise InputError(
-            f"period.overlap: {exchange.overlap!r} is not for cluster 'ray', whose workers start from the newest "
-            "weights; use overlap = 0, or hemiola.Averager in your own loop"
-        )

@@ -9,14 +9,14 @@ from hemiola.clusters.shared_options import Delays
 from hemiola.clusters.simulated.sketch_cost import Charge, charge_for, check_sketch_cost
 from hemiola.contracts import Cluster, Work
 from hemiola.options import check_options
+from hemiola.plan import ClusterFactory, Plan
 from hemiola.timing.link import Link
 
 if TYPE_CHECKING:
     from hemiola.clusters.stints import StintRunner
-    from hemiola.plan import Plan
 
 
-class SimulatedFactory:
+class SimulatedFactory(ClusterFactory):
     """One process, a virtual clock, real gradients.
 
     Args:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hemiola.clusters.shared_options import Delays, check_upkeep
 from hemiola.contracts import Cluster, Pace, Work
 from hemiola.errors import InputError
+from hemiola.plan import ClusterFactory, Plan
 from hemiola.wire.exchange import Exchange
 
-if TYPE_CHECKING:
-    from hemiola.plan import Plan
 
-
-class TorchFactory:
+class TorchFactory(ClusterFactory):
     """torch.distributed: one process a worker, gloo on CPUs, NCCL on GPUs; every update waits for every worker.
 
     Args:
@@ -31,6 +29,8 @@ class TorchFactory:
         delay: Law of the least time of a local step, as on the simulated cluster: ranks sleep for what is left.
         slow: Factors on the delays of some workers, by number.
     """
+
+    real = True
 
     def __init__(
         self,
@@ -59,6 +59,20 @@ class TorchFactory:
         self.elastic = elastic
         self.delays = Delays(base, workers, delay, slow)
 
+    def check(self, pace: Pace, exchange: Exchange) -> None:
+        """Refuse what collectives cannot do."""
+        if not pace.lockstep:
+            raise InputError(
+                "cluster.name: 'torch' exchanges by collectives, which need every worker, so every update waits for "
+                "all of them (k-sync or k-async with k = workers); use 'ray' for other paces on real machines, or "
+                "'simulated'"
+            )
+        if exchange.overlap != 0:
+            raise InputError(
+                f"period.overlap: {exchange.overlap!r} is not for cluster 'torch', whose ranks all hold the same "
+                "weights between updates; use overlap = 0, or hemiola.Averager in your own loop"
+            )
+
     def __call__(self, plan: Plan, work: Work) -> Cluster:
         """Build this rank's cluster; the process must have joined its group."""
         import torch.distributed as dist
@@ -71,7 +85,7 @@ class TorchFactory:
                 "cluster.name: 'torch' trains in several processes, and this one is alone; "
                 "start it with `hemiola run`, `hemiola.train` or torchrun"
             )
-        check_torch(plan.pace, plan.exchange)
+        self.check(plan.pace, plan.exchange)
         self.check_world(dist.get_world_size())
         device = f"cuda:{_current_cuda()}" if self.device == "cuda" else "cpu"
         runner = StintRunner(
@@ -99,20 +113,6 @@ class TorchFactory:
                 f"workers = {self.workers}, but torchrun has started {world} processes; start {self.workers}, "
                 f"add --set workers={world}, or set elastic = true in [cluster]"
             )
-
-
-def check_torch(pace: Pace, exchange: Exchange) -> None:
-    """Refuse what collectives cannot do."""
-    if not pace.lockstep:
-        raise InputError(
-            "cluster.name: 'torch' exchanges by collectives, which need every worker, so every update waits for all of "
-            "them (k-sync or k-async with k = workers); use 'ray' for other paces on real machines, or 'simulated'"
-        )
-    if exchange.overlap != 0:
-        raise InputError(
-            f"period.overlap: {exchange.overlap!r} is not for cluster 'torch', whose ranks all hold the same weights "
-            "between updates; use overlap = 0, or hemiola.Averager in your own loop"
-        )
 
 
 def _device(device: str) -> Literal["cpu", "cuda"]:

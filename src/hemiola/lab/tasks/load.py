@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
 import inspect
 import os
-import sys
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydantic
 import torch
 
 from hemiola import contracts
-from hemiola.errors import InputError, raised_at, unknown
+from hemiola.errors import InputError, unknown
 from hemiola.lab.tasks import (
     a9a,
     breast_cancer,
@@ -33,6 +28,8 @@ from hemiola.lab.tasks import (
     wikitext2,
 )
 from hemiola.lab.tasks.task import Task
+from hemiola.options import check_options, default_options, option_names
+from hemiola.own import import_path, is_path, members, own_code
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ def describe_tasks() -> list[TaskRecord]:
             test=entry.test,
             convex=entry.convex,
             data=", ".join(entry.data) or "bundled",
-            options={key: option.default for key, option in _options_of(entry.make).items()},
+            options={key: value for key, value in default_options(entry.make).items() if key != "data"},
         )
         for name, entry in TASKS.items()
     ]
@@ -131,136 +128,52 @@ def load_task(
     """
     if data is None and os.environ.get("HEMIOLA_DATA"):
         data = Path(os.environ["HEMIOLA_DATA"])
-    if ":" in name:
-        make = _import_function(name, Path.cwd() if base is None else base.absolute())
-        arguments = _arguments(name, make, options or {}, data)
-        try:
+    if is_path(name):
+        make = import_path(name, Path.cwd() if base is None else base.absolute(), "task")
+        arguments = _arguments(make, options or {}, data)
+        with own_code(f"task {name!r}"):
             task = make(**arguments)
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"task {name!r} raised {_one_line(error)}{raised_at(error)}") from error
-        return _checked_own(name, task)
+        return checked_task(task, f"task {name!r}")
     if name not in TASKS:
         raise InputError(f"{unknown('task', name, TASKS)}, and your own as 'package.module:function'")
     make = TASKS[name].make
-    return make(**_arguments(name, make, options or {}, data))
+    return make(**_arguments(make, options or {}, data))
 
 
-# -------------------------------------------------------------------------------------------------------- options
+def _arguments(make: Callable[..., Any], options: Mapping[str, Any], data: Path | None) -> dict[str, Any]:
+    """The options, checked against the factory's parameters, and ``data`` where it takes one."""
+    checked = check_options(make, options, "task", reserved=("data",))
+    return {**checked, "data": data} if "data" in option_names(make) else checked
 
 
-def _options_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    try:
-        parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):
-        return {}
-    return {key: parameter for key, parameter in parameters.items() if key != "data"}
-
-
-def _arguments(name: str, make: Callable[..., Any], options: Mapping[str, Any], data: Path | None) -> dict[str, Any]:
-    """The options, checked strictly against the factory's signature, and ``data`` where it takes one."""
-    parameters = _options_of(make)
-    named = {key: p for key, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for key in options:
-        if key not in named and not takes_any:
-            raise InputError(f"task {name!r}: {unknown('option', key, named)}")
-    for key, parameter in named.items():
-        if parameter.default is parameter.empty and key not in options:
-            raise InputError(f"task {name!r} needs the option {key!r}")
-    hints = typing.get_type_hints(make, include_extras=True)
-    checked = {
-        key: _checked(f"option {key!r} of task {name!r}", value, hints.get(key, Any)) for key, value in options.items()
-    }
-    if "data" in inspect.signature(make).parameters:
-        checked["data"] = data
-    return checked
-
-
-def _checked(what: str, value: Any, annotation: Any) -> Any:
-    try:
-        return pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(strict=True)).validate_python(value)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"[{part}]" for part in first["loc"] if isinstance(part, int))
-        reason = first["msg"][0].lower() + first["msg"][1:]
-        raise InputError(f"{what}{where}: {reason}, got {first['input']!r}") from None
-
-
-# ------------------------------------------------------------------------------------------------------- own tasks
-
-
-def _import_function(name: str, base: Path) -> Callable[..., Any]:
-    """Import what ``name`` says, from ``base`` if it is there.
-
-    The folders stay on `sys.path`: the module may import its neighbours later, and Ray tells its workers the path.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise InputError(f"task {name!r} must be written 'package.module:function'")
-    folders = list(dict.fromkeys((str(base), os.getcwd())))
-    sys.path[:] = folders + [entry for entry in sys.path if entry not in folders]
-    importlib.invalidate_caches()
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        own = module_name == error.name or module_name.startswith(f"{error.name}.")
-        missing = "" if own else f" (it needs {error.name!r}, which is not installed)"
+def checked_task(task: Any, what: str) -> contracts.Task:
+    """Try an own task on two examples, so that a mistake shows before a run starts rather than in the middle of one."""
+    if inspect.isclass(task):
         raise InputError(
-            f"task {name!r}: cannot import {module_name!r} from {' or '.join(folders)}{missing}"
-        ) from error
-    except Exception as error:
-        raise InputError(
-            f"task {name!r}: importing {module_name!r} raised {_one_line(error)}{raised_at(error)}"
-        ) from error
-    _check_origin(name, module_name, base)
-    function = getattr(module, attribute, None)
-    if function is None:
-        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"task {name!r}: in {module_name!r}, {unknown('function', attribute, public)}")
-    if not callable(function):
-        raise InputError(f"task {name!r}: {attribute!r} must be a function, got {type(function).__name__}")
-    return typing.cast(Callable[..., Any], function)
-
-
-def _check_origin(name: str, module_name: str, base: Path) -> None:
-    """Refuse a module of the same name that was imported from elsewhere before: it would be another task."""
-    top = module_name.partition(".")[0]
-    here = importlib.machinery.PathFinder.find_spec(top, [str(base)])
-    loaded = sys.modules[top].__spec__
-    if here is None or here.origin is None or loaded is None or loaded.origin is None:
-        return
-    if Path(loaded.origin).exists() and not Path(loaded.origin).samefile(here.origin):
-        raise InputError(
-            f"task {name!r}: {top!r} was imported from {loaded.origin} before, so {here.origin} cannot be; "
-            "rename one of them"
+            f"{what}: {task.__name__} is a class, and an object is meant; make one, as in {task.__name__}()"
         )
-
-
-def _checked_own(name: str, task: Any) -> contracts.Task:
-    """Try the task on two examples, so that a mistake shows before a run starts rather than in the middle of one."""
     if not isinstance(task, contracts.Task):
-        raise InputError(f"task {name!r} must return a hemiola.Task, got {type(task).__name__}")
+        raise InputError(f"{what} must be a hemiola.Task, got {type(task).__name__}{_first_missing(task)}")
     count = min(2, len(task.train))
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            inputs, targets = task.train.batch(np.arange(count))
-            outputs = task.model()(inputs)
-            results = {"losses": task.losses(outputs, targets), "scores": task.scores(outputs, targets)}
-    except Exception as error:
-        raise InputError(
-            f"task {name!r} failed on its first {count} examples: {_one_line(error)}{raised_at(error)}"
-        ) from error
-    for what, result in results.items():
+    with (
+        own_code(what, f"failed on its first {count} examples:"),
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+    ):
+        inputs, targets = task.train.batch(np.arange(count))
+        outputs = task.model()(inputs)
+        results = {"losses": task.losses(outputs, targets), "scores": task.scores(outputs, targets)}
+    for name, result in results.items():
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         if shape != (count,):
             hint = "; use reduction='none'" if shape == () else ""
-            raise InputError(
-                f"task {name!r}: {what} must give one number per example, shape ({count},), got {shape}{hint}"
-            )
+            raise InputError(f"{what}: {name} must give one number per example, shape ({count},), got {shape}{hint}")
     return task
 
 
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _first_missing(task: object) -> str:
+    """What an object that was meant for a task lacks, if it has something of one."""
+    present = set(dir(task))
+    written = members(contracts.Task)
+    missing = [member for member in written if member not in present]
+    return f", which lacks {written[missing[0]]}" if missing and len(missing) < len(written) else ""
