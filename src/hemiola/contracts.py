@@ -52,6 +52,16 @@ class Batch:
     position: int
     units: np.ndarray
 
+    def as_state(self) -> list[Any]:
+        """Plain values, for a state."""
+        return [self.epoch, self.position, self.units.tolist()]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> Batch:
+        """The reverse of `as_state`."""
+        epoch, position, units = state
+        return cls(epoch, position, np.asarray(units, dtype=np.int64))
+
 
 @dataclass(frozen=True)
 class Stint:
@@ -71,6 +81,23 @@ class Stint:
     version: int
     batches: tuple[Batch, ...]
     rates: tuple[float, ...]
+
+    def as_state(self) -> State:
+        """Plain values, for a state."""
+        batches, rates = [batch.as_state() for batch in self.batches], list(self.rates)
+        return {
+            "worker": self.worker,
+            "number": self.number,
+            "version": self.version,
+            "batches": batches,
+            "rates": rates,
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> Stint:
+        """The reverse of `as_state`."""
+        batches = tuple(Batch.from_state(batch) for batch in state["batches"])
+        return cls(state["worker"], state["number"], state["version"], batches, tuple(state["rates"]))
 
 
 @dataclass

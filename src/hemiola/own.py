@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hemiola.contracts import CAPABILITIES, Policy
+from hemiola.contracts import CAPABILITIES, Order, Policy
 from hemiola.errors import InputError, raised_at, unknown
 
 # ------------------------------------------------------------------------------------------------- objects and classes
@@ -70,12 +70,14 @@ def check_complete(made: Callable[..., Any], family: type, what: str) -> None:
         raise InputError(f"{what}: {made.__name__} lacks {members(family)[missing]}")
 
 
-def check_permutation(sequence: np.ndarray, size: int, what: str) -> None:
-    """Refuse a sequence that does not visit each of ``size`` units once.
+def checked_sequence(order: Order, worker: int, epoch: int, size: int) -> np.ndarray:
+    """The order's sequence for a worker of ``size`` units; whatever follows relies on it to visit every unit once.
 
     Raises:
-        InputError: saying what is wrong with it.
+        InputError: naming order, worker and epoch, and saying what is wrong with the sequence.
     """
+    sequence = np.asarray(order.sequence(worker, epoch))
+    what = f"order {order.kind!r}, worker {worker}, epoch {epoch}"
     if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
         raise InputError(f"{what}: sequence must give whole numbers, got {sequence.dtype} of shape {sequence.shape}")
     if len(sequence) != size:
@@ -88,6 +90,7 @@ def check_permutation(sequence: np.ndarray, size: int, what: str) -> None:
         raise InputError(
             f"{what}: sequence must visit each of {size} units once, got unit {counts.argmax()} {counts.max()} times"
         )
+    return sequence
 
 
 @functools.cache

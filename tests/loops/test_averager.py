@@ -147,7 +147,7 @@ def test_resume_is_exact_and_state_is_plain(tmp_path):
     ("options", "line"),
     [
         ({"period": Full()}, "period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here"),
-        ({"period": 4}, "period must be a period such as hemiola.Adaptive(start=4), got 4"),
+        ({"period": 4}, "period: must be an object such as a hemiola.Period, got 4"),
         ({"period": Decreasing()}, "period Decreasing depends on the length of the run: give steps=..."),
         ({"wire": "int9"}, "wire must be one of fp32, bf16, int8, int4, got 'int9'; did you mean 'int8'?"),
         ({"buffers": "mean"}, "buffers must be one of average, local, got 'mean'"),

@@ -316,7 +316,7 @@ def test_bad_input_is_one_clear_line() -> None:
         OrderedSampler(data, order="cd-grap")
     with pytest.raises(InputError, match="unit must be at least 1, got 0"):
         OrderedSampler(data, unit=0)
-    with pytest.raises(InputError, match="'rr' looks at no gradients, so sketch = 'exact'"):
+    with pytest.raises(InputError, match="'rr' uses no gradients, so sketch = 'exact'"):
         OrderedSampler(data, "rr", sketch="exact")
     with pytest.raises(InputError, match="unit = 4 was given, but the policy has unit = 2"):
         OrderedSampler(data, CDGraB(unit=2), unit=4)

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from hemiola.contracts import Order
-from hemiola.errors import InputError, nearest
+from hemiola.errors import InputError, unknown
 from hemiola.order import ORDERS
 from hemiola.order.balanced import Balanced
+from hemiola.own import checked_policy
 
 
 def dataset_size(dataset: Sized) -> int:
@@ -52,19 +53,19 @@ def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 def policy(order: str | Order, unit: int | None, sketch: str | None) -> Order:
     """The policy of this name, or the one that was given, which then has its own unit and sketch."""
     if not isinstance(order, str):
-        for name, value in (("unit", unit), ("sketch", sketch)):
-            if value is not None and value != getattr(order, name):
+        own: Order = checked_policy(order, Order, "order")
+        for name, value, its in (("unit", unit, own.unit), ("sketch", sketch, own.sketch)):
+            if value is not None and value != its:
                 raise InputError(
-                    f"{name} = {value!r} was given, but the policy has {name} = {getattr(order, name)!r}; "
-                    "give it to the policy only"
+                    f"{name} = {value!r} was given, but the policy has {name} = {its!r}; give it to the policy only"
                 )
-        return order
+        return own
     if order not in ORDERS:
-        raise InputError(f"order must be one of {', '.join(ORDERS)}, got {order!r}{nearest(order, list(ORDERS))}")
+        raise InputError(unknown("order", order, ORDERS))
     unit = 1 if unit is None else unit
     if not issubclass(ORDERS[order], Balanced):
         if sketch is not None:
-            raise InputError(f"the order {order!r} looks at no gradients, so sketch = {sketch!r} cannot be used")
+            raise InputError(f"the order {order!r} uses no gradients, so sketch = {sketch!r} cannot be used")
         fixed: Order = ORDERS[order](unit=unit)
         return fixed
     balanced: Order = ORDERS[order](unit=unit, sketch=sketch)

@@ -42,6 +42,7 @@ from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.loops.peers import RankLostError, Roster
 from hemiola.options import one_of, whole
+from hemiola.own import checked_policy
 from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
 from hemiola.wire.exchange import Exchange
@@ -135,9 +136,7 @@ class Averager:
         timeout: float = 1800.0,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.period = Adaptive() if period is None else period
-        if not isinstance(self.period, Period):
-            raise InputError(f"period must be a period such as hemiola.Adaptive(start=4), got {period!r}")
+        self.period: Period = Adaptive() if period is None else checked_policy(period, Period, "period")
         if not self.period.local:
             raise InputError("period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here")
         if steps is None and self.period.needs_progress:

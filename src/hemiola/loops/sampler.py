@@ -40,6 +40,7 @@ from hemiola.loops.rows import Exchange
 from hemiola.loops.tally import Tally
 from hemiola.loops.tracking import track
 from hemiola.loops.watch import Scaler, Watch
+from hemiola.own import checked_sequence
 
 Loader = TypeVar("Loader", bound=DataLoader[Any])
 
@@ -178,7 +179,8 @@ class OrderedSampler(Sampler[int]):
             self._orders, self._observed = [], False
             self._following.enter(Epoch(epoch, remainder[self.rank]))
         else:
-            self._orders = [self.policy.sequence(worker, epoch) for worker in range(self._ranks)]
+            units = self._deal.shards.shape[1]
+            self._orders = [checked_sequence(self.policy, worker, epoch, units) for worker in range(self._ranks)]
             self._observed = self.policy.wants(self.rank, epoch)
             self._following.enter(Epoch(epoch, self._deal.examples(self.rank, self._orders[self.rank])))
             if self._exchange is not None:

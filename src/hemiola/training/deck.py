@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hemiola.contracts import Batch, Order, State
+from hemiola.own import checked_sequence
 from hemiola.training.queues import Guide, covering
 
 
@@ -69,7 +70,7 @@ class Deck:
         if self._position >= self.units:
             self._epoch, self._position, self._sequence = self._epoch + 1, 0, None
         if self._sequence is None:
-            self._sequence = self.order.sequence(0, self._epoch)
+            self._sequence = checked_sequence(self.order, 0, self._epoch, self.units)
         units = self._sequence[self._position : self._position + self.units_per_batch]
         batch = Batch(self._epoch, self._position, units)
         self._position += len(units)
@@ -110,16 +111,14 @@ class Deck:
         return {
             "epoch": self._epoch,
             "position": self._position,
-            "returned": [[epoch, position, batch.units.tolist()] for epoch, position, batch in sorted(self._returned)],
+            "returned": [batch.as_state() for *_, batch in sorted(self._returned)],
             "dealt_before": self._dealt_before,
             "resting": sorted(self._resting),
         }
 
     def load_state_dict(self, state: State) -> None:
         self._epoch, self._position, self._sequence = state["epoch"], state["position"], None
-        batches = [
-            Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in state["returned"]
-        ]
+        batches = [Batch.from_state(batch) for batch in state["returned"]]
         self._returned = [(batch.epoch, batch.position, batch) for batch in batches]
         self._dealt = self._epoch * self.batches_per_epoch - (-self._position // self.units_per_batch) - len(batches)
         self._guide.restore(self._epoch * self.units + self._position, batches)

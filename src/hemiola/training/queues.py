@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hemiola.contracts import Batch, Order, State
-from hemiola.own import check_permutation
+from hemiola.own import checked_sequence
 
 
 class Guide:
@@ -112,19 +112,13 @@ class Queues:
                 queue.position = 0
                 queue.sequence = None
             if queue.sequence is None:
-                queue.sequence = self._sequence(worker, queue.epoch)
+                queue.sequence = checked_sequence(self.order, worker, queue.epoch, self.sizes[worker])
             units = queue.sequence[queue.position : queue.position + self.units_per_batch]
             taken.append(Batch(queue.epoch, queue.position, units))
             queue.position += len(units)
         queue.rests = not taken
         self._guide.given(taken)
         return taken
-
-    def _sequence(self, worker: int, epoch: int) -> np.ndarray:
-        """The order's answer, which must visit every unit once: whatever follows relies on that."""
-        sequence = np.asarray(self.order.sequence(worker, epoch))
-        check_permutation(sequence, self.sizes[worker], f"order {self.order.kind!r}, worker {worker}, epoch {epoch}")
-        return sequence
 
     def give_back(self, worker: int, batches: Sequence[Batch]) -> None:
         """Put batches that were not used at the head of the worker's queue."""
@@ -157,7 +151,7 @@ class Queues:
                     "position": queue.position,
                     "slot": queue.slot,
                     "rests": queue.rests,
-                    "returned": [[batch.epoch, batch.position, batch.units.tolist()] for batch in queue.returned],
+                    "returned": [batch.as_state() for batch in queue.returned],
                 }
                 for queue in self._queues
             ]
@@ -168,10 +162,7 @@ class Queues:
             queue.epoch, queue.position, queue.slot = saved["epoch"], saved["position"], saved["slot"]
             queue.rests = saved["rests"]
             queue.sequence = None
-            queue.returned = deque(
-                Batch(epoch, position, np.asarray(units, dtype=np.int64))
-                for epoch, position, units in saved["returned"]
-            )
+            queue.returned = deque(Batch.from_state(batch) for batch in saved["returned"])
         reached = sum(queue.epoch * size + queue.position for queue, size in zip(self._queues, self.sizes, strict=True))
         self._guide.restore(reached, [batch for queue in self._queues for batch in queue.returned])
 

@@ -20,7 +20,6 @@ from hemiola.clusters.ray.engine import Engine
 from hemiola.clusters.ray.roster import Event, Roster, Seat
 from hemiola.clusters.ray.worker import FEW_BYTES, Errand, Momentum, Outcome, Setup, as_tensor
 from hemiola.clusters.sender import Sender
-from hemiola.clusters.simulated.clockwork import stint_from, stint_state
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import Pace, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
@@ -298,9 +297,7 @@ class RayCluster:
             "now": self.now,
             "updates": self.race.version,
             "draws": list(self._draws),
-            "under_way": [
-                stint_state(seat.stint) for seat in self.roster.seats if seat.busy and seat.stint is not None
-            ],
+            "under_way": [seat.stint.as_state() for seat in self.roster.seats if seat.busy and seat.stint is not None],
             "memories": self.roster.memories() if keeps_memory else {},
             "momentum": {
                 seat.worker: _as_tensors(ray.get(seat.momentum).vectors)
@@ -318,7 +315,7 @@ class RayCluster:
         self._seconds_before, self._began = float(state["now"]), None
         self.race.version, self._draws = int(state["updates"]), list(state["draws"])
         for saved in state["under_way"]:
-            self.work.give_back(stint_from(saved))
+            self.work.give_back(Stint.from_state(saved))
         self.roster.directions = state["directions"]
         self.roster.begin(state["memories"])
         for worker, vectors in state["momentum"].items():

@@ -10,10 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hemiola.clusters.simulated.sketch_cost import Charge
-from hemiola.contracts import Batch, Pace, State, Stint, Work
+from hemiola.contracts import Pace, State, Stint, Work
 from hemiola.pace.race import COUNTS, LATE, Race
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import Link, ServerLink
@@ -219,7 +217,7 @@ class Clockwork:
             "server": None if self.server is None else [self.server.down_free, self.server.up_free],
             "running": [
                 {
-                    "stint": stint_state(r.stint),
+                    "stint": r.stint.as_state(),
                     "started": r.started,
                     "compute": r.compute,
                     "computed": r.computed,
@@ -240,27 +238,7 @@ class Clockwork:
             self.server.down_free, self.server.up_free = state["server"]
         self.running, self._heap = {}, []
         for saved in state["running"]:
-            running = Running(**{**saved, "stint": stint_from(saved["stint"])})
+            running = Running(**{**saved, "stint": Stint.from_state(saved["stint"])})
             self.running[running.stint.worker] = running
             heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
         self._sequence = state["sequence"]
-
-
-def stint_state(stint: Stint) -> State:
-    """A stint as plain values."""
-    batches = [[batch.epoch, batch.position, batch.units.tolist()] for batch in stint.batches]
-    return {
-        "worker": stint.worker,
-        "number": stint.number,
-        "version": stint.version,
-        "batches": batches,
-        "rates": list(stint.rates),
-    }
-
-
-def stint_from(state: State) -> Stint:
-    """The reverse of `stint_state`."""
-    batches = tuple(
-        Batch(epoch, position, np.asarray(units, dtype=np.int64)) for epoch, position, units in state["batches"]
-    )
-    return Stint(state["worker"], state["number"], state["version"], batches, tuple(state["rates"]))
