@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hemiola.period import QSR as QSR
     from hemiola.period import Adaptive as Adaptive
     from hemiola.period import Budget as Budget
+    from hemiola.period import Clocked as Clocked
     from hemiola.period import Constant as Constant
     from hemiola.period import Decreasing as Decreasing
     from hemiola.period import Full as Full
@@ -57,6 +58,7 @@ _PUBLIC = {
     "Averager": "hemiola.loops.averager",
     "Budget": "hemiola.period",
     "CDGraB": "hemiola.order",
+    "Clocked": "hemiola.period",
     "Cluster": "hemiola.contracts",
     "Constant": "hemiola.period",
     "Decreasing": "hemiola.period",

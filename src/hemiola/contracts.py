@@ -322,6 +322,19 @@ class Order(Policy, Protocol):
         return {}
 
 
+@dataclass(frozen=True)
+class Clock:
+    """How averagings follow the clock; see `hemiola.period.clocked`.
+
+    Attributes:
+        every: Least seconds between the beginnings of two averagings.
+        mix: How much of its own contribution a worker goes on with before it is averaged, in [0, 1].
+    """
+
+    every: float
+    mix: float
+
+
 @runtime_checkable
 class Period(Policy, Protocol):
     """How many local steps does a worker take between two averagings?
@@ -331,10 +344,13 @@ class Period(Policy, Protocol):
     Attributes:
         local: False when reports are gradients and the optimizer is the server's (full communication).
         needs_progress: Whether ``length`` depends on the progress, so that one's own loop must say how long it is.
+        clock: Set where averagings follow the clock and nobody waits for them; then ``length`` is 1, a report holds
+            what a worker found since its last one, and ``averaged`` is called whenever a mean has arrived.
     """
 
     local: bool = True
     needs_progress: bool = False
+    clock: Clock | None = None
 
     @abstractmethod
     def length(self, lr: float, progress: float) -> int:
@@ -414,7 +430,7 @@ _OF_ALL = {"kind", "version", "saved", "telemetry"}
 
 CAPABILITIES: dict[type, frozenset[str]] = {
     Order: frozenset({*_OF_ALL, "unit", "slices", "total", "adopt", "sizes", "seed", "lockstep"}),
-    Period: frozenset({*_OF_ALL, "needs_progress"}),
+    Period: frozenset({*_OF_ALL, "needs_progress", "clock"}),
     Pace: frozenset({*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "fixed_k", "adapts", "weight"}),
 }
 """Members that also a class that does not subclass its protocol may do without: it is given the default."""

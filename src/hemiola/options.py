@@ -9,6 +9,7 @@ pydantic, which one's own loop does not need: there, Python's own arguments reac
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -131,3 +132,21 @@ def one_of(name: str, value: object, allowed: list[str]) -> str:
         hint = nearest(value, allowed) if isinstance(value, str) else ""
         raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
     return str(value)
+
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def quantity(name: str, text: str, units: Mapping[str, float]) -> float:
+    """Read ``"10 Gbit/s"`` or ``"50 us"``."""
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)
+    known = ", ".join(units)
+    if not match or match.group(2) not in units:
+        raise InputError(f"{name} must be a number and a unit ({known}), got {text!r}")
+    try:
+        value = float(match.group(1)) * units[match.group(2)]
+    except ValueError:
+        raise InputError(f"{name} must be a number and a unit ({known}), got {text!r}") from None
+    if not 0 <= value < float("inf"):
+        raise InputError(f"{name} must not be negative or infinite, got {text!r}")
+    return value

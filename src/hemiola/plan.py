@@ -81,6 +81,26 @@ class Plan:
             raise InputError(f"batch: {self.batch} is larger than the smallest worker's shard of {smallest} examples")
         self.exchange.check(self.period.local)
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether every update waits for exactly one report of every worker; known once ``pace.begin`` was called."""
+        return self.pace.lockstep and self.period.clock is None
+
+
+def check_policies(period: Period, pace: Pace, exchange: Exchange) -> None:
+    """Refuse what does not go together; after ``pace.begin``."""
+    exchange.check(period.local)
+    if exchange.overlap != 0 and not pace.lockstep:
+        raise InputError(f"overlap = {exchange.overlap!r} needs a pace whose updates wait for every worker")
+    if period.clock is None:
+        return
+    if not pace.lockstep:
+        raise InputError("where averagings follow the clock nobody is waited for; leave the pace as it is by default")
+    if exchange.overlap != 0:
+        raise InputError(f"overlap = {exchange.overlap!r}: averagings that follow the clock always overlap; leave it 0")
+    if exchange.momentum != "local":
+        raise InputError(f"momentum = {exchange.momentum!r} needs workers that meet; by the clock, leave it 'local'")
+
 
 class ClusterFactory(Protocol):
     """Makes the cluster of a run; what ``[cluster]`` in an experiment file becomes.
@@ -97,7 +117,7 @@ class ClusterFactory(Protocol):
     checkpoint_every_updates: int | None = None
     checkpoint_every_seconds: float = 20.0
 
-    def check(self, pace: Pace, exchange: Exchange) -> None:
+    def check(self, period: Period, pace: Pace, exchange: Exchange) -> None:
         """Refuse policies that the cluster cannot run, by an `InputError`; called before anything is computed."""
         return
 

@@ -46,7 +46,20 @@ OVERLAPPING = [
     {"period": {"name": "constant", "p": 4, "overlap": overlap}, "workers": 5, "cluster": DELAY | {"link": LINK}}
     for overlap in (2, "auto")
 ]
-ROWS = [BASE | row for row in ALONE + TOGETHER + OVERLAPPING]
+DEALT = [
+    {
+        "order": {"name": "cd-grab", "sketch": "fold:32", "unit": 4},
+        **policies,
+        "workers": 5,
+        "shards": {"deal": "deck"},
+        "cluster": DELAY | {"link": LINK},
+    }
+    for policies in (
+        {"period": {"name": "clocked", "wire": "int8"}},
+        {"pace": {"name": "k-batch-async", "k": 5}},
+    )
+]
+ROWS = [BASE | row for row in ALONE + TOGETHER + OVERLAPPING + DEALT]
 
 
 def name_of(row: dict) -> str:
@@ -91,7 +104,8 @@ def test_it_learns_and_no_unit_is_lost_or_doubled(row, whole_runs):
     for worker, counts in enumerate(run.ledger.counts["used"]):
         visits = counts + run.ledger.counts["dropped"][worker] + run.ledger.counts["refused"][worker]
         # A worker may be in mid-epoch when the run ends, and has stints under way; no unit is further ahead than that.
-        assert visits.max() - visits.min() <= (0 if run.lockstep else 1)
+        # From a deck, one worker may hold the last batch of an epoch while the others are well into the next.
+        assert visits.max() - visits.min() <= (0 if run.lockstep else 2 if run.plan.deck else 1)
         if run.lockstep:
             assert (visits == 3).all()
 

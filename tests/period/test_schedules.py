@@ -23,7 +23,7 @@ def drops(t):
 
 
 def test_every_name_is_a_period_with_defaults():
-    assert list(PERIODS) == ["full", "constant", "adaptive", "decreasing", "post-local", "qsr", "budget"]
+    assert list(PERIODS) == ["full", "constant", "adaptive", "decreasing", "post-local", "qsr", "budget", "clocked"]
     for name, make in PERIODS.items():
         period = make()
         assert isinstance(period, Period)

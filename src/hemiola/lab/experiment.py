@@ -32,7 +32,7 @@ from hemiola.lab.named import (
 )
 from hemiola.optimizers import Optimizer, make_schedule
 from hemiola.options import first_error
-from hemiola.plan import Amount, ClusterFactory, Plan
+from hemiola.plan import Amount, ClusterFactory, Plan, check_policies
 from hemiola.training import split_examples, whole_set
 from hemiola.wire.exchange import Exchange
 
@@ -158,10 +158,8 @@ class Cell:
             pace.begin(settings.workers)
         factory = self.cluster()
         with within("period"):
-            exchange.check(period.local)
-            if exchange.overlap != 0 and not pace.lockstep:
-                raise InputError(f"overlap = {exchange.overlap!r} needs a pace whose updates wait for every worker")
-        factory.check(pace, exchange)
+            check_policies(period, pace, exchange)
+        factory.check(period, pace, exchange)
         return order, period, pace, exchange, factory
 
     def check(self) -> None:

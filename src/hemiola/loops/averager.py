@@ -139,6 +139,8 @@ class Averager:
         self.period: Period = Adaptive() if period is None else checked_policy(period, Period, "period")
         if not self.period.local:
             raise InputError("period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here")
+        if self.period.clock is not None:
+            raise InputError(f"period {type(self.period).__name__} follows the clock; the averager counts steps so far")
         if steps is None and self.period.needs_progress:
             raise InputError(f"period {type(self.period).__name__} depends on the length of the run: give steps=...")
         if timeout <= 0:

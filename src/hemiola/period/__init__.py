@@ -1,5 +1,6 @@
 """Period: how many local steps between two averagings."""
 
+from hemiola.period.clocked import Clocked
 from hemiola.period.measuring import Adaptive, Budget
 from hemiola.period.schedules import QSR, Constant, Decreasing, Full, PostLocal
 
@@ -11,6 +12,7 @@ PERIODS: dict[str, type] = {
     "post-local": PostLocal,
     "qsr": QSR,
     "budget": Budget,
+    "clocked": Clocked,
 }
 
-__all__ = ["PERIODS", "QSR", "Adaptive", "Budget", "Constant", "Decreasing", "Full", "PostLocal"]
+__all__ = ["PERIODS", "QSR", "Adaptive", "Budget", "Clocked", "Constant", "Decreasing", "Full", "PostLocal"]

@@ -9,29 +9,13 @@ Two shapes of traffic, because the algorithms differ in nothing else:
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from hemiola.errors import InputError
+from hemiola.options import SECONDS, quantity
 
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9, "Tbit/s": 1e12}
 _BYTES = {"B/s": 8.0, "kB/s": 8e3, "MB/s": 8e6, "GB/s": 8e9}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-
-
-def parse_quantity(text: str, units: dict[str, float], what: str) -> float:
-    """Read ``"10 Gbit/s"`` or ``"50 us"``."""
-    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)
-    known = ", ".join(units)
-    if not match or match.group(2) not in units:
-        raise InputError(f"{what} must be a number and a unit ({known}), got {text!r}")
-    try:
-        value = float(match.group(1)) * units[match.group(2)]
-    except ValueError:
-        raise InputError(f"{what} must be a number and a unit ({known}), got {text!r}") from None
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{what} must not be negative or infinite, got {text!r}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -49,10 +33,10 @@ class Link:
     @classmethod
     def parse(cls, bandwidth: str | None = None, latency: str | None = None) -> Link:
         """Read the experiment file's strings."""
-        bits = float("inf") if bandwidth is None else parse_quantity(bandwidth, _BITS | _BYTES, "link.bandwidth")
+        bits = float("inf") if bandwidth is None else quantity("link.bandwidth", bandwidth, _BITS | _BYTES)
         if bits == 0:
             raise InputError(f"link.bandwidth must be above 0, got {bandwidth!r}")
-        return cls(bits, 0.0 if latency is None else parse_quantity(latency, _SECONDS, "link.latency"))
+        return cls(bits, 0.0 if latency is None else quantity("link.latency", latency, SECONDS))
 
     @property
     def free(self) -> bool:

@@ -57,7 +57,7 @@ class Training:
         plan.pace.begin(self.workers)
         unit = plan.order.unit
         self.sizes = [-(-len(shard) // unit) for shard in (plan.shards[:1] if plan.deck else plan.shards)]
-        self.lockstep = plan.pace.lockstep
+        self.lockstep = plan.lockstep
         plan.order.begin(self.sizes, plan.seed, self.lockstep)
         self.queues = self._dealer(plan.batch // unit)
         self.ledger = Ledger(self.sizes, self.workers)

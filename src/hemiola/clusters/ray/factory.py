@@ -7,7 +7,7 @@ from typing import Literal
 
 from hemiola.clusters.ray.engine import require_ray
 from hemiola.clusters.shared_options import Delays, check_upkeep
-from hemiola.contracts import Cluster, Pace, Work
+from hemiola.contracts import Cluster, Pace, Period, Work
 from hemiola.errors import InputError
 from hemiola.plan import ClusterFactory, Plan
 from hemiola.wire.exchange import Exchange
@@ -59,8 +59,13 @@ class RayFactory(ClusterFactory):
         self.checkpoint_every_seconds = checkpoint_every_seconds
         self.delays = Delays(base, workers, delay, slow)
 
-    def check(self, pace: Pace, exchange: Exchange) -> None:
+    def check(self, period: Period, pace: Pace, exchange: Exchange) -> None:
         """Refuse what this cluster cannot do."""
+        if period.clock is not None:
+            raise InputError(
+                f"period.name: {period.kind!r} needs averagings among the workers, and those of cluster 'ray' report "
+                "to a server; use pace = 'k-batch-async', whose workers do not wait either, or cluster 'simulated'"
+            )
         if exchange.overlap != 0:
             raise InputError(
                 f"period.overlap: {exchange.overlap!r} is not for cluster 'ray', whose workers start from the newest "
@@ -74,7 +79,7 @@ class RayFactory(ClusterFactory):
         from hemiola.clusters.ray.roster import Roster, hire
         from hemiola.clusters.ray.worker import Setup
 
-        self.check(plan.pace, plan.exchange)
+        self.check(plan.period, plan.pace, plan.exchange)
         engine = Engine(self.address, self.workers)
         try:
             setup = Setup(

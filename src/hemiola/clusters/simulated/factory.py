@@ -47,6 +47,7 @@ class SimulatedFactory(ClusterFactory):
 
     def __call__(self, plan: Plan, work: Work) -> Cluster:
         """Build the cluster."""
+        from hemiola.clusters.simulated.clocked import ClockedCluster
         from hemiola.clusters.simulated.cluster import SimulatedCluster
         from hemiola.clusters.stints import StintRunner
 
@@ -56,16 +57,11 @@ class SimulatedFactory(ClusterFactory):
         )
         streams = self.delays.streams(plan.seed)
         assert streams is not None
+        charge, clock = self._charge(plan, runner), plan.period.clock
+        if clock is not None:
+            return ClockedCluster(work, runner, clock, plan.exchange, streams, self.link, plan.seed, charge)
         return SimulatedCluster(
-            work,
-            runner,
-            plan.pace,
-            plan.period,
-            plan.exchange,
-            streams,
-            self.link,
-            plan.seed,
-            self._charge(plan, runner),
+            work, runner, plan.pace, plan.period, plan.exchange, streams, self.link, plan.seed, charge
         )
 
     def _charge(self, plan: Plan, runner: StintRunner) -> Charge:

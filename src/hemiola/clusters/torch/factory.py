@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from hemiola.clusters.shared_options import Delays, check_upkeep
-from hemiola.contracts import Cluster, Pace, Work
+from hemiola.contracts import Cluster, Pace, Period, Work
 from hemiola.errors import InputError
 from hemiola.plan import ClusterFactory, Plan
 from hemiola.wire.exchange import Exchange
@@ -59,8 +59,10 @@ class TorchFactory(ClusterFactory):
         self.elastic = elastic
         self.delays = Delays(base, workers, delay, slow)
 
-    def check(self, pace: Pace, exchange: Exchange) -> None:
+    def check(self, period: Period, pace: Pace, exchange: Exchange) -> None:
         """Refuse what collectives cannot do."""
+        if period.clock is not None:
+            raise InputError(f"period.name: {period.kind!r} is not for cluster 'torch' so far; use 'simulated'")
         if not pace.lockstep:
             raise InputError(
                 "cluster.name: 'torch' exchanges by collectives, which need every worker, so every update waits for "
@@ -85,7 +87,7 @@ class TorchFactory(ClusterFactory):
                 "cluster.name: 'torch' trains in several processes, and this one is alone; "
                 "start it with `hemiola run`, `hemiola.train` or torchrun"
             )
-        self.check(plan.pace, plan.exchange)
+        self.check(plan.period, plan.pace, plan.exchange)
         self.check_world(dist.get_world_size())
         device = f"cuda:{_current_cuda()}" if self.device == "cuda" else "cpu"
         runner = StintRunner(

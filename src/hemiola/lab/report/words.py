@@ -209,6 +209,7 @@ _PERIODS = {
     "post-local": "every step first, a constant period later",
     "qsr": "QSR: a period that follows the learning rate",
     "budget": "a period that spends a communication budget best",
+    "clocked": "averagings by the clock, behind the computation: nobody waits",
 }
 _PACES = {
     "k-sync": "wait for the first K workers, cancel the others",

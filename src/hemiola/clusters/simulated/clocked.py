@@ -1,0 +1,193 @@
+"""The simulated cluster under a clocked period: averagings behind the computation, and nobody waits.
+
+`Timeline` decides which steps an averaging holds; this file computes them afterwards, lazily and in groups: the k-th
+step of every worker in one call. What a worker computes at is the newest weights that had arrived when the step began,
+plus ``mix`` times what it has found itself and is not in them yet: the contribution that is under way (``_sent``), and
+what it has gathered since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor
+
+from hemiola.clusters.sender import Sender
+from hemiola.clusters.simulated.sketch_cost import Charge
+from hemiola.clusters.simulated.timeline import Interval, Step, Timeline
+from hemiola.clusters.stints import StintRunner
+from hemiola.contracts import Clock, Report, State, Stint, Update, Work
+from hemiola.timing.delays import DelayStreams
+from hemiola.timing.link import Link, gather_bytes, ring_bytes
+from hemiola.wire.exchange import Exchange
+
+
+class ClockedCluster:
+    """P workers in one process, whose averagings follow the clock.
+
+    Args:
+        work: Gives out stints and holds the versions of the weights.
+        runner: Computes steps.
+        clock: When averagings begin, and what workers do with their own contributions meanwhile.
+        exchange: How contributions are sent.
+        delays: Compute time of every local step.
+        link: Between the machines.
+        seed: Of the run.
+        charge: What sketches cost.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        runner: StintRunner,
+        clock: Clock,
+        exchange: Exchange,
+        delays: DelayStreams,
+        link: Link,
+        seed: int,
+        charge: Charge | None = None,
+    ):
+        self.work = work
+        self.runner = runner
+        self.workers = delays.workers
+        self.sender = Sender(exchange, runner.initial.numel(), seed)
+        self.timeline = Timeline(work, clock, delays, link, self.sender.message_bytes, charge or Charge())
+        # Running means of BatchNorm move towards what they see; gathered many times at one place they would overshoot.
+        self._mix = torch.full_like(runner.initial, clock.mix)
+        self._mix[runner.flat.size :] = 1.0
+        self._sent: dict[int, Tensor] = {}  # each worker's part of the averaging that has arrived last
+        self._begun: dict[int, Tensor] = {}  # weights of steps that were under way at the last snapshot
+
+    @property
+    def now(self) -> float:
+        """Cluster time."""
+        return self.timeline.now
+
+    def live_versions(self) -> set[int]:
+        """Versions that steps have read which are not computed yet."""
+        waiting = [*self.timeline.running.values(), *(step for steps in self.timeline.ended for step in steps)]
+        return {step.stint.version for step in waiting}
+
+    def publish(self) -> None:
+        """Steps that start from now on read the next version."""
+        self.timeline.version += 1
+
+    def telemetry(self) -> State:
+        """Nothing here is measured, so it says what ordering was charged."""
+        return self.timeline.charge.facts()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    # -------------------------------------------------------------------------------------------------------- collect
+
+    def collect(self) -> Update:
+        """Run the clock until the next mean arrives, and compute it."""
+        this = self.timeline.next_averaging()
+        gathered, reports = self._compute(this)
+        finite = {worker: bool(torch.isfinite(found).all()) for worker, found in gathered.items()}
+        refused = [report.stint for report in reports if not finite[report.stint.worker]]
+        reports = [report for report in reports if finite[report.stint.worker]]
+        gathered = {worker: found for worker, found in gathered.items() if finite[worker]}
+        self._remember(this, gathered)
+        change, spread = self._mean(gathered, [report.stint for report in reports])
+        message, workers = self.sender.message_bytes, self.workers
+        return Update(
+            reports=reports,
+            change=change,
+            seconds=self.now,
+            spread=spread,
+            refused=refused,
+            bytes_per_worker=ring_bytes(message, workers) + gather_bytes(this.sketch_bytes, workers),
+            durations=[step.ends - step.started for steps in this.steps for step in steps],
+        )
+
+    def _compute(self, this: Interval) -> tuple[dict[int, Tensor], list[Report]]:
+        """What every worker with steps in this averaging has found, and a report about it."""
+        gathered: dict[int, Tensor] = {}
+        losses: dict[int, list[float]] = {}
+        sketches: dict[int, list[Tensor | None]] = {}
+        for turn in range(max(len(steps) for steps in this.steps)):
+            group = [steps[turn] for steps in this.steps if turn < len(steps)]
+            stints = [step.stint for step in group]
+            starts = [self._weights(step, gathered) for step in group]
+            changes, finished = self.runner.changes(starts, stints, [self.work.wants_sketches(one) for one in stints])
+            for at, stint in enumerate(stints):
+                worker = stint.worker
+                gathered[worker] = gathered[worker] + changes[at] if worker in gathered else changes[at]
+                losses.setdefault(worker, []).append(finished.losses[at])
+                sketches.setdefault(worker, []).extend(finished.sketches[at])
+        reports = [
+            Report(
+                stint=_together(mine),
+                staleness=self.timeline.version - mine[0].stint.version,
+                seconds=self.now - mine[0].started,
+                loss=sum(losses[worker]) / len(mine),
+                sketches=tuple(sketches[worker]),
+            )
+            for worker, mine in enumerate(this.steps)
+            if mine
+        ]
+        return gathered, reports
+
+    def _weights(self, step: Step, gathered: dict[int, Tensor]) -> Tensor:
+        """What a step is computed at."""
+        worker = step.stint.worker
+        if worker in self._begun:
+            return self._begun.pop(worker)
+        weights = self.work.read(step.stint.version)
+        if step.stint.version < self.timeline.version and worker in self._sent:
+            weights = weights + self._mix * self._sent[worker]
+        if worker in gathered:
+            weights = weights + self._mix * gathered[worker]
+        return weights
+
+    def _remember(self, this: Interval, gathered: dict[int, Tensor]) -> None:
+        """Keep what steps that are not computed yet will need of this interval."""
+        if not bool(self._mix.any()):
+            return
+        for worker, ended in enumerate(self.timeline.ended):
+            following = ended[0] if ended else self.timeline.running.get(worker)
+            if following is not None and following.started < this.snapshot and worker not in self._begun:
+                self._begun[worker] = self._weights(following, gathered)
+        self._sent = gathered
+
+    def _mean(self, gathered: dict[int, Tensor], stints: list[Stint]) -> tuple[Tensor | None, float]:
+        """The sum of the contributions over the number of workers, and their spread."""
+        if not stints:
+            return None, 0.0
+        rows = self.sender.send(torch.stack([gathered[stint.worker] for stint in stints]), stints)
+        change = torch.full((len(rows),), 1.0 / self.workers, dtype=rows.dtype) @ rows
+        parameters = rows[:, : self.runner.flat.size]
+        return change, float((parameters - parameters.mean(0)).square().sum() / len(rows))
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> State:
+        """Clock, the workers' optimizers, their contributions, and what the wire still owes."""
+        return {
+            "timeline": self.timeline.state_dict(),
+            "runner": self.runner.state_dict(),
+            "sender": self.sender.state_dict(),
+            "sent": dict(self._sent),
+            "begun": dict(self._begun),
+            "charge": asdict(self.timeline.charge),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        self.timeline.load_state_dict(state["timeline"])
+        self.runner.load_state_dict(state["runner"])
+        self.sender.load_state_dict(state["sender"])
+        self._sent, self._begun = dict(state["sent"]), dict(state["begun"])
+        self.timeline.charge = Charge(**state["charge"])
+
+
+def _together(steps: list[Step]) -> Stint:
+    """A worker's steps in one averaging as one stint, which began with the first of them."""
+    stints = [step.stint for step in steps]
+    return replace(
+        stints[0],
+        batches=tuple(batch for stint in stints for batch in stint.batches),
+        rates=tuple(rate for stint in stints for rate in stint.rates),
+    )
