@@ -4,7 +4,8 @@ In one process:            python examples/adaptive_averager.py
 On two (or more) workers:  torchrun --nproc-per-node 2 examples/adaptive_averager.py
 
 Every worker trains on its own share of scikit-learn's digits. The learning rate drops twice; after each drop the
-workers drift apart more slowly, the averager measures that, and the period grows.
+workers drift apart more slowly, the averager measures that, and the period grows. (One process alone has nothing to
+measure, so there the period stays as it is.)
 """
 
 import os

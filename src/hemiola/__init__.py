@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hemiola.lab.tasks import load_task as load_task
     from hemiola.loops.averager import Averager as Averager
     from hemiola.loops.loader import OrderedLoader as OrderedLoader
-    from hemiola.loops.peers import RankLostError as RankLostError
     from hemiola.loops.sampler import OrderedSampler as OrderedSampler
     from hemiola.order import CDGraB as CDGraB
     from hemiola.order import GraB as GraB
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from hemiola.pace import KBatchAsync as KBatchAsync
     from hemiola.pace import KBatchSync as KBatchSync
     from hemiola.pace import KSync as KSync
+    from hemiola.peers import RankLostError as RankLostError
     from hemiola.period import QSR as QSR
     from hemiola.period import Adaptive as Adaptive
     from hemiola.period import Budget as Budget
@@ -80,7 +80,7 @@ _PUBLIC = {
     "PostLocal": "hemiola.period",
     "QSR": "hemiola.period",
     "RandomReshuffling": "hemiola.order",
-    "RankLostError": "hemiola.loops.peers",
+    "RankLostError": "hemiola.peers",
     "Result": "hemiola.lab.results",
     "Results": "hemiola.lab.compared",
     "SamplerWarning": "hemiola.errors",

@@ -4,6 +4,7 @@ One start of the processes serves all scenarios; test_averager_real.py looks at 
 run on the first two of four.
 """
 
+import logging
 import os
 import sys
 import traceback
@@ -12,13 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hemiola.errors import InputError
 from hemiola.loops.averager import Averager
-from hemiola.loops.peers import RankLostError
+from hemiola.peers import RankLostError
 from hemiola.period import Adaptive, Constant
 from hemiola.wire.codec import WIRES
 from hemiola.wire.group_mean import GroupMean
@@ -372,6 +374,102 @@ def momentum(rank, group):
     return result
 
 
+class Branching(nn.Module):
+    """A layer that only some ranks use, so that only they have optimizer state for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.branch, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return self.last(self.branch(h) if dist.get_rank() != 2 or not self.training else h)
+
+
+def after_the_block(rank, group):
+    """Ranks of different length, one without some state; after the block all go on with DDP, and train one model."""
+    makers = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+        "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    }
+    result = {}
+    for name, make in makers.items():
+        for how in ("local", "average", "reset"):
+            torch.manual_seed(0)
+            model = Branching()
+            optimizer = make(model.parameters())
+            with Averager(model, optimizer, period=Constant(p=4), momentum=how, process_group=group) as averager:
+                train(model, optimizer, batches(rank, 9 + rank))
+                state = optimizer.state.get(model.last.weight, {})
+                own = {key: state[key].clone() for key in ("momentum_buffer", "exp_avg") if key in state}
+            left = [optimizer.state.get(p, {}) for p in model.parameters()]
+            states = [{k: v.clone() for k, v in sorted(s.items()) if torch.is_tensor(v)} for s in left]
+            model.eval()  # every rank takes the branch from here on
+            ddp = DistributedDataParallel(model, process_group=group)
+            train(ddp, optimizer, batches(rank, 10))
+            result[f"{name}-{how}"] = {"states": states, "own": own, "final": flat(model), "bytes": averager.bytes_sent}
+    return result
+
+
+def wrapped(rank, group):
+    """What a user may hand over of a DDP model: all of these must train locally."""
+    result = {}
+    pick = {
+        "ddp": lambda ddp: (ddp, ddp),
+        "module": lambda ddp: (ddp.module, ddp),
+        "compiled": lambda ddp: (torch.compile(ddp, backend="eager"),) * 2,
+        "inside": lambda ddp: (nn.Sequential(ddp),) * 2,
+    }
+    for name, choose in pick.items():
+        given, called = choose(DistributedDataParallel(mlp(), process_group=group))
+        optimizer = torch.optim.SGD(given.parameters(), lr=0.1)
+        with Averager(given, optimizer, period=Constant(p=4), process_group=group) as averager:
+            train(called, optimizer, batches(rank, 8))
+        train(called, optimizer, batches(rank, 1))
+        gradient = torch.cat([p.grad.flatten() for p in given.parameters()])
+        result[name] = {"spreads": [r.spread for r in averager.history], "gradient": gradient}
+    hooked = DistributedDataParallel(mlp(), process_group=group)
+    hooked.register_comm_hook(None, allreduce_hook)
+    try:
+        with Averager(hooked.module, torch.optim.SGD(hooked.parameters(), lr=0.1), process_group=group):
+            result["hooked"] = "accepted"
+    except InputError as error:
+        result["hooked"] = str(error)
+    return result
+
+
+def two_levels(rank, group):
+    """DDP within the pairs (0, 1) and (2, 3), averaging between them: the all-reduce within a pair stays on."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    model = DistributedDataParallel(mlp(), process_group=pairs[rank // 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = []
+    with Averager(model, optimizer, period=Constant(p=4), process_group=across[rank % 2]):
+        train(model, optimizer, batches(rank, 8), lambda _: kept.append(flat(model)))
+    return {"kept": kept}
+
+
+def same_examples(rank, group):
+    """Every rank trains on rank 0's examples, or on its own."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("hemiola.averager").addHandler(handler)
+    said = {}
+    for name, data in (("same", 0), ("own", rank)):
+        for wire in ("fp32", "int8"):
+            model = mlp()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with Averager(model, optimizer, period=Constant(p=2), wire=wire, process_group=group):
+                train(model, optimizer, batches(data, 6))
+            said[f"{name}-{wire}"] = list(lines)
+            lines.clear()
+    logging.getLogger("hemiola.averager").removeHandler(handler)
+    return said
+
+
 def measured(rank, group):
     """GroupMean against the definition in float64, for small drifts around weights of size 1."""
     everyone = [torch.randn(5000, generator=torch.Generator().manual_seed(r)) * 1e-5 + 2e-5 for r in range(4)]
@@ -392,7 +490,7 @@ def measured(rank, group):
     return result
 
 
-PAIRS = [awkward_pair, like_ddp_pair]
+PAIRS = [awkward_pair, like_ddp_pair, wrapped]
 ALL = [
     awkward,
     like_ddp,
@@ -407,6 +505,9 @@ ALL = [
     overlapped,
     automatic,
     momentum,
+    after_the_block,
+    two_levels,
+    same_examples,
     measured,
     raised,
 ]

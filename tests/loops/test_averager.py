@@ -195,3 +195,53 @@ def test_a_layer_unfrozen_inside_is_refused():
     averager = Averager(model, optimizer, period=Constant(p=2))
     with pytest.raises(InputError, match=r"parameter 0\.weight was unfrozen inside the averager"), averager:
         train(model, optimizer, 6, lambda t: model[0].requires_grad_(t > 2))
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """In the way of Accelerate's AcceleratedOptimizer: an Optimizer that never called Optimizer.__init__."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=None):
+        self.optimizer.zero_grad()
+
+
+def test_the_optimizer_inside_a_wrapper_is_found():
+    model, optimizer = parts()
+    outer = WrappedOptimizer(WrappedOptimizer(optimizer))
+    with Averager(model, outer, period=Constant(p=2)) as averager:
+        train(model, outer, 4)
+    assert [record.step for record in averager.history] == [2, 4]
+    with pytest.raises(InputError, match=r"needs a torch\.optim\.Optimizer, or a wrapper .* got str"):
+        Averager(model, "SGD", period=Constant(p=2))
+
+
+def test_accelerates_optimizer_works():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(*parts())
+    with Averager(model, optimizer, period=Constant(p=2)) as averager:
+        for _ in range(8):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.randn(8, 4)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [record.step for record in averager.history] == [2, 4]  # optimizer steps, not micro-batches
+
+
+def test_one_of_several_processes_without_a_process_group_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError) as caught, Averager(*parts(), period=Constant(p=2)):
+        pass
+    assert str(caught.value) == (
+        "this process is one of 2 (WORLD_SIZE) but torch.distributed is not running; "
+        "call init_process_group() before `with averager:`"
+    )

@@ -199,6 +199,60 @@ def test_momentum_is_averaged_reset_or_left_alone(results, optimizer):
         assert bool(how[0]["final"].isfinite().all())
 
 
+@pytest.mark.parametrize("how", ["local", "average", "reset"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "NAdam"])
+def test_after_the_block_optimizer_states_agree_and_ddp_trains_one_model(results, optimizer, how):
+    ranks = [rank[f"{optimizer}-{how}"] for rank in results("after_the_block")]
+    assert same([rank["final"] for rank in ranks])
+    for states in zip(*(rank["states"] for rank in ranks), strict=True):
+        assert all(state.keys() == states[0].keys() for state in states)
+        for key in states[0]:
+            assert same([state[key] for state in states]), key
+        if how != "reset":
+            assert states[0]
+            assert optimizer == "SGD" or states[0]["step"] == 12  # of the rank that took the most
+
+
+def test_momentum_left_local_is_averaged_once_at_the_end(results):
+    ranks = results("after_the_block")
+    for optimizer, key in (("SGD", "momentum_buffer"), ("AdamW", "exp_avg")):
+        own = [rank[f"{optimizer}-local"]["own"][key] for rank in ranks]
+        left = ranks[0][f"{optimizer}-local"]["states"][4][key]  # of last.weight, after first.* and branch.*
+        assert not torch.equal(own[0], own[1])
+        torch.testing.assert_close(left, torch.stack(own).mean(0))
+
+
+@pytest.mark.parametrize("given", ["ddp", "module", "compiled", "inside"])
+def test_a_ddp_is_found_in_and_around_what_is_averaged(results, given):
+    ranks = [rank[given] for rank in results("wrapped")]
+    for rank in ranks:
+        assert len(rank["spreads"]) == 2
+        assert all(spread > 1e-6 for spread in rank["spreads"])
+    assert same([rank["gradient"] for rank in ranks])  # outside the block it communicates
+
+
+def test_a_ddp_with_a_hook_of_its_own_is_refused(results):
+    for rank in results("wrapped"):
+        assert "has a communication hook of its own and would go on exchanging gradients" in rank["hooked"]
+
+
+def test_ddp_within_machines_goes_on_while_machines_are_averaged(results):
+    kept = [rank["kept"] for rank in results("two_levels")]
+    for step in range(8):
+        assert torch.equal(kept[0][step], kept[1][step])
+        assert torch.equal(kept[2][step], kept[3][step])
+        assert torch.equal(kept[0][step], kept[2][step]) == (step % 4 == 3)
+
+
+def test_ranks_that_all_do_the_same_are_noticed_once(results):
+    ranks = results("same_examples")
+    for wire in ("fp32", "int8"):
+        said = [line for rank in ranks for line in rank[f"same-{wire}"]]
+        assert len(said) == 1
+        assert "all ranks have made the same change of the weights" in said[0]
+        assert all(rank[f"own-{wire}"] == [] for rank in ranks)
+
+
 def test_mean_spread_and_notes_are_measured_and_bytes_are_counted(results):
     # Out: to three owners an encoded quarter (padded to whole blocks), one buffer number, three notes and a rounding.
     # Back: to three ranks the encoded mean of that quarter, one buffer number, two sums.
@@ -233,7 +287,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path):
     script = f"""
 import os, signal, sys, torch, torch.distributed as dist
 sys.path.insert(0, {str(HERE)!r})
-from ranks import Averager, Constant, RankLostError, batches, mlp, train
+from averager_ranks import Averager, Constant, RankLostError, batches, mlp, train
 rank = int(sys.argv[1])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=3)

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from hemiola.clusters.torch.group import ContactLost, Place
+from hemiola.clusters.torch.group import Place
 from hemiola.contracts import Task
 from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Cell, Experiment
@@ -27,6 +27,7 @@ from hemiola.lab.progress import Display
 from hemiola.lab.ranks import Crew, torch_factory
 from hemiola.lab.store import Store, save_result
 from hemiola.lab.worker import work_on
+from hemiola.peers import RankLostError
 from hemiola.training.optimum import optimum
 
 # A cell told to stop finishes its update and writes a checkpoint; then it is ended the hard way.
@@ -124,7 +125,7 @@ def _run_as_rank(
         if not crew.first:
             return Outcome(0, len(cells), [], False)
         return Outcome(store.assemble(), len(cells), [], stop.is_set())
-    except ContactLost as lost:
+    except RankLostError as lost:
         print(f"hemiola: {lost}; go on from the last checkpoint with --resume", file=sys.stderr)
         sys.exit(1)
     finally:

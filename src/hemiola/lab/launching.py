@@ -115,9 +115,13 @@ def _messages(meeting: Path, tell: Tell, asked_to_stop: Callable[[], bool]) -> I
 
     def pass_on() -> None:
         last: dict[str, Any] = {"restarts": 0}
+        note: dict[str, Any] | None = None
         while not over.wait(POLL_SECONDS):
             if asked_to_stop():
                 (meeting / "stop").touch()
+            if (waiting := _read(meeting / "waiting.json")) and waiting != note:
+                tell(waiting)
+                note = waiting
             if (message := _read(meeting / "progress.json")) and message != last:
                 if message["restarts"] > last["restarts"]:
                     tell(

@@ -22,12 +22,13 @@ from typing import Any
 
 from hemiola.clusters.torch.cluster import CollectiveCluster, Wishes
 from hemiola.clusters.torch.factory import TorchFactory
-from hemiola.clusters.torch.group import ContactLost, Place, check_same, gather, join, leave, share
+from hemiola.clusters.torch.group import Place, check_same, gather, join, leave, share
 from hemiola.clusters.torch.launch import end_with_parent
 from hemiola.errors import InputError
 from hemiola.lab.experiment import Cell
 from hemiola.lab.results import Result, result_of
 from hemiola.lab.store import load_checkpoint, replacing, save_checkpoint, save_result
+from hemiola.peers import RankLostError
 from hemiola.training import Training
 from hemiola.training.redeal import redeal
 
@@ -138,7 +139,7 @@ def main(meeting: Path) -> int:
 
     ``meeting`` is a folder that the launcher and its ranks share: ``cell`` says what to do, ``progress.json`` is rank
     0's word to the launcher, ``stop`` the launcher's to rank 0, ``error-R.json`` says why rank R gave up, and
-    ``lost-R.json`` how it noticed that another had died.
+    ``lost-R.json`` how it noticed that another had died; ``waiting.json`` says for whom they have waited long.
     """
     end_with_parent()
     stopped = _stop_signals()
@@ -149,7 +150,13 @@ def main(meeting: Path) -> int:
         factory = torch_factory(cell)
         assert factory is not None
         factory.claim_device(place.local_rank)
-        join(place, factory.backend, factory.timeout, meeting / f"group-{place.restarts}")
+        join(
+            place,
+            factory.backend,
+            factory.timeout,
+            meeting / f"group-{place.restarts}",
+            lambda line: _write(meeting / "waiting.json", {"note": line}),
+        )
         watch = RankWatch(
             folder,
             factory,
@@ -160,7 +167,7 @@ def main(meeting: Path) -> int:
         if result is not None and place.rank == 0:
             save_result(folder, result)
         leave()
-    except ContactLost as error:
+    except RankLostError as error:
         _write(meeting / f"lost-{place.rank}.json", {"error": str(error)})
         # Where a rank has died, code 1 makes the launcher start everyone again; a mistake would only come again.
         return 0 if any(meeting.glob("error-*.json")) else 1

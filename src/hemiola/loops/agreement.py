@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hemiola import peers
 from hemiola.errors import InputError
 from hemiola.loops.layout import Layout
 
@@ -55,13 +56,7 @@ def check_same(
         "settings": settings,
         "anchor": None if anchor is None else hashlib.sha256(anchor.cpu().numpy().tobytes()).hexdigest(),
     }
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    ranks = dist.get_process_group_ranks(group)
-    for rank, other in zip(ranks[1:], everyone[1:], strict=True):
-        problem = _difference(everyone[0], other, ranks[0], rank)
-        if problem:
-            raise InputError(problem)
+    peers.check_same(mine, _difference, group)
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank0: int, rank: int) -> str:

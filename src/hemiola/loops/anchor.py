@@ -7,7 +7,6 @@ and because the spread, mean ||d_i||^2 - ||mean d||^2, loses nothing to cancella
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from hemiola.contracts import State
 from hemiola.errors import InputError
-from hemiola.loops.flight import Flight, Snapshot
 from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note
-from hemiola.loops.peers import Roster
+from hemiola.loops.pending import Pending, Snapshot
+from hemiola.peers import Attendance, everyone
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean, Merged
 
@@ -28,44 +27,44 @@ class Anchored:
 
     Attributes:
         layout: The tensors.
-        flight: The exchange under way.
+        pending: The exchange under way.
     """
 
     def __init__(
-        self, layout: Layout, exchange: Exchange, group: dist.ProcessGroup | None, roster: Roster | None
+        self,
+        layout: Layout,
+        exchange: Exchange,
+        group: dist.ProcessGroup | None,
+        attendance: Attendance | None,
     ) -> None:
         self.layout = layout
-        self.flight: Flight | None = None
+        self.pending: Pending | None = None
         self._exchange = exchange
         self._group = group
-        self._roster = roster
+        self._attendance = attendance
         self._mean: GroupMean | None = None
         self.anchor, self.exact_anchor = layout.gather()
 
     def send(self, note: Note, delay: int) -> None:
-        """Begin an exchange that lands after ``delay`` more steps."""
+        """Begin an exchange whose result is applied after ``delay`` more steps."""
         mean = self._ready()
         self.layout.check_frozen()
         lossy, exact = self.layout.gather()
         change = lossy - self.anchor, _minus(exact, self.exact_anchor)
         snapshot = Snapshot(lossy, exact, note.steps, note.local)
-        self.flight = Flight(lambda: self._trade(mean, change, note), snapshot, note.steps + delay)
+        self.pending = Pending(lambda: self._trade(mean, change, note), snapshot, note.steps + delay)
 
     def _trade(self, mean: GroupMean, change: tuple[Tensor, Tensor], note: Note) -> Merged:
-        if self._roster is None:
+        if self._attendance is None:
             return mean(*change, note.row())
-        number = mean.count
-        try:
-            self._roster.sign(number)
-            return mean(*change, note.row(), remember=note.kind != Kind.LOOK)
-        except RuntimeError as error:
-            raise self._roster.explain(number, note.steps, error) from error
+        with self._attendance.exchange(f"the averaging at step {note.steps}"):
+            return mean(*change, note.row(), remember=note.kind != Kind.PREVIEW)
 
-    def land(self, step: int) -> None:
-        """Move anchor and weights by the result of the flight, ``step`` being the steps taken by now."""
-        assert self.flight is not None
-        merged, snapshot = self.flight.land(), self.flight.snapshot
-        self.flight = None
+    def apply(self, step: int) -> None:
+        """Move anchor and weights by the result of the exchange, ``step`` being the steps taken by now."""
+        assert self.pending is not None
+        merged, snapshot = self.pending.result(), self.pending.snapshot
+        self.pending = None
         if self._group is None:  # the mean of one: nothing moves, not even by a rounding
             self.anchor, self.exact_anchor = snapshot.lossy, snapshot.exact
         else:
@@ -80,14 +79,14 @@ class Anchored:
         if self._exchange.momentum == "reset":
             self.layout.reset_moments()
 
-    def look(self, note: Note) -> tuple[Merged, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def preview(self, note: Note) -> tuple[Merged, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Exchange without a trace: what came, the mean of all ranks' numbers, and this rank's own."""
         mean = self._ready()
         own = ahead = self.layout.gather()
         anchors = self.anchor, self.exact_anchor
-        if self.flight is not None:  # see the numbers as they will be when it has landed
-            snapshot = self.flight.snapshot
-            anchors = self._after(self.flight.land())
+        if self.pending is not None:  # see the numbers as they will be when it is applied
+            snapshot = self.pending.snapshot
+            anchors = self._after(self.pending.result())
             ahead = own[0] + (anchors[0] - snapshot.lossy), own[1] + _minus(anchors[1], snapshot.exact)
         change = ahead[0] - anchors[0], _minus(ahead[1], anchors[1])
         merged = self._trade(mean, change, note)
@@ -121,22 +120,20 @@ class Anchored:
         """A rank whose branch had no gradient yet may lack some of the optimizer's state; all lay out the union."""
         if self._group is None:
             return mine
-        everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, mine, group=self._group)
-        return sorted({name for names in everyone for name in names})
+        return sorted({name for names in everyone(mine, self._group) for name in names})
 
     def state_dict(self) -> State:
-        flight = None
-        if self.flight is not None:
-            merged = self.flight.land()
-            flight = {**asdict(merged), "notes": torch.from_numpy(merged.notes)}
-            flight |= {"snapshot": asdict(self.flight.snapshot), "due": self.flight.due}
+        pending = None
+        if self.pending is not None:
+            merged = self.pending.result()
+            pending = {**asdict(merged), "notes": torch.from_numpy(merged.notes)}
+            pending |= {"snapshot": asdict(self.pending.snapshot), "due": self.pending.due}
         return {
             "anchor": self.anchor,
             "exact_anchor": self.exact_anchor,
             "moments": list(self.layout.moments),
             "mean": None if self._mean is None else self._mean.state_dict(),
-            "flight": flight,
+            "pending": pending,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -149,10 +146,10 @@ class Anchored:
         self.exact_anchor = state["exact_anchor"].to(self.exact_anchor)
         if state["mean"] is not None:
             self._ready().load_state_dict(state["mean"])
-        if state["flight"] is not None:
-            landed = {**state["flight"], "notes": state["flight"]["notes"].numpy()}
-            due, snapshot = landed.pop("due"), Snapshot(**landed.pop("snapshot"))
-            self.flight = Flight(lambda: Merged(**landed), snapshot, due)
+        if state["pending"] is not None:
+            merged = {**state["pending"], "notes": state["pending"]["notes"].numpy()}
+            due, snapshot = merged.pop("due"), Snapshot(**merged.pop("snapshot"))
+            self.pending = Pending(lambda: Merged(**merged), snapshot, due)
 
 
 def _minus(one: Tensor, other: Tensor) -> Tensor:

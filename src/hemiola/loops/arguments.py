@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sized
 
 import torch.distributed as dist
@@ -13,6 +12,7 @@ from hemiola.errors import InputError, unknown
 from hemiola.order import ORDERS
 from hemiola.order.balanced import Balanced
 from hemiola.own import checked_policy
+from hemiola.peers import check_started
 
 
 def dataset_size(dataset: Sized) -> int:
@@ -33,16 +33,11 @@ def dataset_size(dataset: Sized) -> int:
 
 def place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """Number of ranks and this rank; by default those of torch.distributed, else one."""
-    running = dist.is_available() and dist.is_initialized()
     if num_replicas is None:
-        if not running and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise InputError(
-                f"this process is one of {os.environ['WORLD_SIZE']} (WORLD_SIZE) but torch.distributed is not running; "
-                "call init_process_group() before making the sampler, or give num_replicas and rank"
-            )
-        num_replicas = dist.get_world_size() if running else 1
+        started = check_started("before making the sampler, or give num_replicas and rank")
+        num_replicas = dist.get_world_size() if started else 1
     if rank is None:
-        rank = dist.get_rank() if running else 0
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     if num_replicas < 1:
         raise InputError(f"num_replicas must be at least 1, got {num_replicas}")
     if not 0 <= rank < num_replicas:

@@ -4,12 +4,13 @@ Every rank counts its optimizer steps. After ``period.length`` of them it sends 
 *anchor*, the same on every rank), and everybody goes on from the mean. Decisions use numbers that came out of the
 exchange only, so every rank takes the same ones:
 
-    stepped:  count; at the first step of a stint ask the period for its length; land what is due; at the last average
+    stepped:  count; at the first step of a stint ask the period for its length; apply what is due; at the last average
     average:  snapshot -- change = snapshot - anchor -- exchange (at once, or while `overlap` more steps are taken)
-    land:     anchor += mean change;  weights += anchor - snapshot;  tell the period what was measured
+    apply:    anchor += mean change;  weights += anchor - snapshot;  tell the period what was measured
 
-A rank that has finished its loop keeps the others company, with weight 0, until all have: ranks may have different
-numbers of steps (uneven shards, skipped mixed-precision steps) and still no one waits for ever.
+A rank that has finished its loop still comes to the exchanges, with weight 0, until all have: ranks may have different
+numbers of steps (uneven shards, skipped mixed-precision steps) and still no one waits for ever. Then the optimizer's
+states are made the same, so that whoever goes on from there, with DistributedDataParallel say, trains one model.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
 from hemiola.loops.anchor import Anchored
-from hemiola.loops.hooks import Undo, after_attempt, after_step, without_all_reduce
+from hemiola.loops.hooks import Undo, after_attempt, after_step, around, without_all_reduce
 from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note, Notes
-from hemiola.loops.peers import RankLostError, Roster
+from hemiola.loops.optimizer_state import agree_on_state, unwrapped
 from hemiola.options import one_of, whole
 from hemiola.own import checked_policy
+from hemiola.peers import Attendance, RankLostError, check_started
 from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
 from hemiola.wire.exchange import Exchange
@@ -52,6 +54,8 @@ log = logging.getLogger("hemiola.averager")
 
 # A tenth of a step of waiting is cheaper than training one more step on weights that are not averaged yet.
 WORTH_WAITING = 0.1
+# Ranks with data of their own are further apart than this share of what they moved in common, whatever the batch.
+ALIKE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,14 @@ class Averager:
                 optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
 
     On entry every rank receives the first rank's weights, and it is checked that all train the same model with the same
-    learning rates. At the end of the block the weights are averaged a last time; when an exception leaves the block,
-    no collective runs. In a single process everything works and there is nobody to average with.
+    learning rates. At the end of the block the weights are averaged a last time and the optimizer's states are made the
+    same; when an exception leaves the block, no collective runs. In a single process everything works and there is
+    nobody to average with.
 
     Args:
-        model: A module, or a DistributedDataParallel, whose gradient all-reduce is switched off inside the block.
-        optimizer: Its optimizer; steps are counted, not micro-batches.
+        model: A module. If a DistributedDataParallel is in it, or around it, and made before the block is entered, its
+            gradient all-reduce is switched off inside the block.
+        optimizer: Its optimizer, or a wrapper around it such as Accelerate's; steps are counted, not micro-batches.
         period: When to average. Not `Full`, which is what DistributedDataParallel does.
         wire: See `Exchange`, also for the next four.
         error_feedback: Add what the wire rounded away to the next message.
@@ -113,10 +119,10 @@ class Averager:
 
     Attributes:
         history: One `Record` for every averaging since this object was made.
-        bytes_sent: By this rank, all averagings and looks together.
+        bytes_sent: By this rank, in everything that was exchanged.
     """
 
-    KIND, VERSION = "averager", 1
+    KIND, VERSION = "averager", 2
 
     def __init__(
         self,
@@ -146,7 +152,7 @@ class Averager:
         if timeout <= 0:
             raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")
         self.exchange = Exchange(wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap)
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
         self.bytes_sent = 0
@@ -168,7 +174,7 @@ class Averager:
         self._entered = False
         self._undo: list[Undo] = []
         self._group: dist.ProcessGroup | None = None
-        self._roster: Roster | None = None
+        self._attendance: Attendance | None = None
         self._anchored: Anchored | None = None
         self._resumed: State | None = None
 
@@ -177,8 +183,7 @@ class Averager:
     def __enter__(self) -> Averager:
         if self._entered:
             raise InputError("this averager is already entered")
-        self._meet()
-        self._undo = [without_all_reduce(self.model)]
+        self._start()
         if self._hook and self._scaler is None:
             self._undo.append(after_step(self.optimizer, self._stepped))
         elif self._hook and self._scaler is not None:
@@ -187,25 +192,26 @@ class Averager:
         self._clock = time.perf_counter()
         return self
 
-    def _meet(self) -> None:
+    def _start(self) -> None:
         """Get a process group of our own, agree on everything, and start from the same weights."""
-        distributed = dist.is_available() and dist.is_initialized()
+        distributed = check_started("before `with averager:`")
         ranks = dist.get_process_group_ranks(self._outer_group) if distributed else [0]
         refuse(self.model, ranks)
         layout = Layout(self.model, self.optimizer, self._buffers == "average")
+        self._undo = [without_all_reduce(ddp) for ddp in around(self.model, ranks)]
         if len(ranks) > 1:
             self._group = self._outer_group
             if self._group is None:
                 # A group of our own: an averaging under way cannot mix with the loop's collectives. Among some ranks
                 # only, torch cannot make one safely: its name would depend on how many groups each rank made before.
                 self._group = dist.new_group(timeout=timedelta(seconds=self._timeout))
-            self._roster = Roster(self._group, self._timeout)
             anchor = None if self._resumed is None else self._resumed["anchored"]["anchor"]
             settings = f"{type(self.period).__name__}, {self.exchange}, buffers={self._buffers!r}, steps={self.steps}"
             check_same(layout, self.optimizer, settings, self._group, anchor)
+            self._attendance = Attendance(self._group)
             if self._resumed is None:
                 copy_from_first(self.model, layout, self._group)
-        self._anchored = Anchored(layout, self.exchange, self._group, self._roster)
+        self._anchored = Anchored(layout, self.exchange, self._group, self._attendance)
         if self._resumed is not None:
             self._anchored.load_state_dict(self._resumed["anchored"])
             self._resumed = None
@@ -217,20 +223,27 @@ class Averager:
             self._undo.pop()()
         self._entered = False
         if error is not None:
-            if self._roster is not None and not isinstance(error, RankLostError):  # then someone else left first
-                self._roster.leave(f"{type(error).__name__}: {error}")
+            if self._attendance is not None and isinstance(error, RankLostError):  # someone else left first
+                self._attendance.close()
+            elif self._attendance is not None:
+                self._attendance.leave(f"{type(error).__name__}: {error}")
             return
-        self._land()
-        self._close()
+        self._apply()
+        self._finish()
+        if self._attendance is not None:
+            self._attendance.close()
         if self._group is not None and self._outer_group is None:
             dist.destroy_process_group(self._group)
-        self._group = self._roster = None
+        self._group = self._attendance = None
 
-    def _close(self) -> None:
-        """Average a last time, then keep the others company until every rank has done so."""
+    def _finish(self) -> None:
+        """Average a last time, come to the exchanges of the others until all have done so, and agree on the rest."""
         kind = Kind.LEAVING
         while not self._average(kind).everyone_leaves:
             kind = Kind.LEFT
+        if self._group is not None and self._attendance is not None:
+            with self._attendance.exchange("the end of the block"):
+                self.bytes_sent += agree_on_state(self.optimizer, self._ready.layout.parameters, self._group)
 
     # ---------------------------------------------------------------------------------------------------- the counting
 
@@ -251,13 +264,13 @@ class Averager:
         self._step += 1
         self._local += 1
         if self._local == 1:
-            # Before anything lands: what the period knows now is the same on every rank, whenever messages arrive.
+            # Before anything is applied: what the period knows now is the same on every rank, whenever messages arrive.
             self._length = self._cut(
                 self.period.length(max(learning_rates(self.optimizer)), self._progress(self._step - 1))
             )
-        flight = self._ready.flight
-        if flight is not None and (self._step >= flight.due or self._local >= self._length):
-            self._land()
+        pending = self._ready.pending
+        if pending is not None and (self._step >= pending.due or self._local >= self._length):
+            self._apply()
         if self._local >= self._length:
             if self._delay == 0:
                 self._average(Kind.AVERAGE)
@@ -277,7 +290,7 @@ class Averager:
 
     def _average(self, kind: Kind) -> Notes:
         self._send(kind, 0)
-        notes = self._land()
+        notes = self._apply()
         assert notes is not None
         return notes
 
@@ -287,7 +300,7 @@ class Averager:
         self._losses = []
 
     def _note(self, kind: Kind) -> Note:
-        counts = kind in (Kind.AVERAGE, Kind.LOOK) or (kind == Kind.LEAVING and self._local > 0)
+        counts = kind in (Kind.AVERAGE, Kind.PREVIEW) or (kind == Kind.LEAVING and self._local > 0)
         return Note(
             weight=1.0 if counts else 0.0,
             kind=kind,
@@ -299,22 +312,22 @@ class Averager:
             pace=median(self._pace) if self._pace else 0.0,
         )
 
-    def _land(self) -> Notes | None:
+    def _apply(self) -> Notes | None:
         """Apply the exchange that is under way, if there is one."""
-        flight = self._ready.flight
-        if flight is None:
+        pending = self._ready.pending
+        if pending is None:
             return None
         with self._checkpoint_if_lost():
-            merged = flight.land()
+            merged = pending.result()
         self.bytes_sent += merged.bytes
         notes = Notes(merged.notes)
-        if notes.look:  # this rank has left and only kept the others company
-            self._ready.flight = None
+        if notes.preview:  # the others evaluate; this rank has left and only takes part
+            self._ready.pending = None
             return notes
         self._transfer = merged.seconds
-        self._ready.land(self._step)
+        self._ready.apply(self._step)
         if notes.came:
-            self._tell_period(merged, notes, delay=self._step - flight.snapshot.step)
+            self._tell_period(merged, notes, delay=self._step - pending.snapshot.step)
         return notes
 
     def _tell_period(self, merged: Merged, notes: Notes, delay: int) -> None:
@@ -325,6 +338,8 @@ class Averager:
         if left_out:
             log.warning("step %d: the change of %d ranks was not finite and is left out", step, left_out)
         if notes.counted:
+            if not self.history:
+                self._check_apart(merged, len(notes.counted))
             seen = Averaging(step, self._progress(step), lr, merged.spread, merged.movement, notes.loss, local)
             self.period.averaged(seen)
         if self.exchange.overlap == "auto":
@@ -333,6 +348,20 @@ class Averager:
         record = Record(step, local, merged.spread, lr, c2, merged.bytes, merged.seconds, delay, left_out)
         self.history.append(record)
         log.info("averaged %s", asdict(record))
+
+    def _check_apart(self, merged: Merged, counted: int) -> None:
+        """Notice ranks that all took the same steps, which averaging cannot help; one line, on the first rank."""
+        if (
+            counted > 1
+            and merged.movement > 0.0
+            and merged.spread <= ALIKE * merged.movement
+            and dist.get_rank(self._group) == 0
+        ):
+            log.warning(
+                "all ranks have made the same change of the weights: either their gradients are all-reduced by "
+                "something around this model (DeepSpeed, a hook, a wrapper made inside the block), or every rank "
+                "trains on the same examples; averaging gains nothing then"
+            )
 
     @contextmanager
     def _checkpoint_if_lost(self) -> Iterator[None]:
@@ -357,9 +386,9 @@ class Averager:
             yield self.model
             return
         with self._checkpoint_if_lost():
-            merged, mean, own = self._ready.look(self._note(Kind.LOOK))
+            merged, mean, own = self._ready.preview(self._note(Kind.PREVIEW))
         self.bytes_sent += merged.bytes
-        Notes(merged.notes).look  # noqa: B018 - raises where ranks disagree
+        Notes(merged.notes).preview  # noqa: B018 - raises where ranks disagree
         self._ready.layout.scatter(*mean)
         try:
             yield self.model
@@ -406,7 +435,7 @@ class Averager:
     def _save(self, folder: Path) -> Path:
         """Write the weights of the last averaging, which every rank holds alike, and this rank's own states."""
         anchored = self._ready
-        anchored.flight = None
+        anchored.pending = None
         anchored.layout.scatter(anchored.anchor, anchored.exact_anchor)
         self._local, self._losses = 0, []
         folder.mkdir(parents=True, exist_ok=True)

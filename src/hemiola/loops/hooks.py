@@ -1,6 +1,7 @@
 """How the averager hears of optimizer steps without a change to the user's loop; each function returns its undoing."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,22 +45,41 @@ def after_attempt(scaler: torch.amp.GradScaler, optimizer: Optimizer, stepped: C
     return undo
 
 
-def without_all_reduce(model: nn.Module) -> Undo:
-    """Keep the gradients of a DistributedDataParallel model local; other models need nothing.
+def around(model: nn.Module, ranks: Sequence[int]) -> list[DistributedDataParallel]:
+    """Every DistributedDataParallel that all-reduces gradients of this model between ``ranks``.
+
+    Inside the model: a compiled DDP. Or around it: the model is ``ddp.module``, or what Lightning, Fabric or the
+    transformers Trainer hand out; the module does not know its wrapper, the garbage collector does. One that works
+    within other groups only (DDP in each machine, averaging between machines) is none of ours.
+    """
+    parameters = {id(p) for p in model.parameters()}
+    known = gc.get_objects() if len(ranks) > 1 else []
+    wrappers = [one for one in [*model.modules(), *known] if issubclass(type(one), DistributedDataParallel)]
+    return [
+        ddp
+        for ddp in dict.fromkeys(wrappers)
+        if any(id(p) in parameters for p in ddp.parameters())
+        and len(set(ranks) & set(dist.get_process_group_ranks(ddp.process_group))) > 1
+    ]
+
+
+def without_all_reduce(model: DistributedDataParallel) -> Undo:
+    """Keep the gradients of a DistributedDataParallel model local.
 
     DDP takes one communication hook for life, so the hook stays and looks at a switch: local while it is on, DDP's
     usual all-reduce otherwise. While it is on, DDP does not send its buffers around before every forward pass either.
     """
-    if not isinstance(model, DistributedDataParallel):
-        return lambda: None
     switch = _switches.get(model)
     if switch is None:
         switch = _switches[model] = _Switch(model.process_group)
         try:
             model.register_comm_hook(switch, _Switch.hook)
         except RuntimeError as error:
-            message = "this DistributedDataParallel model already has a communication hook; wrap the module anew"
-            raise InputError(message) from error
+            del _switches[model]
+            raise InputError(
+                "the DistributedDataParallel around this model has a communication hook of its own and would go on "
+                "exchanging gradients; wrap the module anew without one"
+            ) from error
     sent_buffers = model.broadcast_buffers
     model.broadcast_buffers = False
     switch.local = True

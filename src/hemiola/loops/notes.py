@@ -15,9 +15,9 @@ class Kind(IntEnum):
     """Why a rank comes to an exchange."""
 
     AVERAGE = 0  # its stint is over
-    LOOK = 1  # it wants to see averaged weights, without a trace
+    PREVIEW = 1  # it wants to see averaged weights, without a trace
     LEAVING = 2  # its loop is over; this is its last contribution
-    LEFT = 3  # it has left and keeps the others company, so that collectives match
+    LEFT = 3  # its loop is over and counted; it comes so that the collectives of the others match
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Notes:
         self.counted = [note for note in self.came if note.weight > 0.0]
 
     @property
-    def look(self) -> bool:
-        """Whether this exchange was a look at averaged weights; all ranks must agree on that."""
+    def preview(self) -> bool:
+        """Whether this exchange only showed averaged weights; all ranks must agree on that."""
         kinds = {note.kind for note in self.all} - {Kind.LEFT}
-        if Kind.LOOK in kinds and len(kinds) > 1:
+        if Kind.PREVIEW in kinds and len(kinds) > 1:
             raise RuntimeError("some ranks evaluate averaged weights while others average; do both at the same step")
-        return Kind.LOOK in kinds
+        return Kind.PREVIEW in kinds
 
     @property
     def everyone_leaves(self) -> bool:

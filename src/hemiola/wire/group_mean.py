@@ -8,7 +8,7 @@ collect the encoded means. All ranks decode the same bytes, so the result is bit
 Error feedback works on both legs: each rank keeps what its own message rounded away, each owner what its mean did.
 
 *Notes* are a few float64 numbers that every rank tells every other in the same message, unharmed by the wire. notes[0]
-is the rank's weight: 0 for a rank that only keeps the others company, or whose change is not finite.
+is the rank's weight: 0 for a rank that has nothing to add, or whose change is not finite.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class GroupMean:
             change: This rank's lossy vector.
             exact: This rank's exact vector.
             notes: This rank's notes, its weight first; the weight becomes 0 if the vectors are not finite.
-            remember: Whether the residuals take part; not for a look that leaves no trace.
+            remember: Whether the residuals take part; not for a preview, which leaves no trace.
         """
         begin = time.perf_counter()
         change = change.to(self.device, torch.float32)

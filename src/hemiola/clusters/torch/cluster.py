@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
-from hemiola.clusters.torch.group import contact, gather, share
+from hemiola.clusters.torch.group import exchange as attended
+from hemiola.clusters.torch.group import gather, share
 from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
@@ -133,7 +134,7 @@ class CollectiveCluster:
         self._agree_on_directions(stints[0], wanted[stints[0].worker])
         mine = self._run([stint for stint in stints if stint.worker == self.rank], wanted)
         notes = [mine.counts, mine.loss, mine.seconds, self._exchange_seconds]
-        with contact():
+        with attended(f"update {self.mean.count + 1}"):
             merged = self.mean(mine.change, mine.exact, [*notes, self.wishes.stop, self.wishes.checkpoint])
         counts, losses, seconds, exchanged, stop, checkpoint = merged.notes.T
         self.granted = Wishes(bool(stop.any()), bool(checkpoint.any()))
@@ -231,7 +232,7 @@ class CollectiveCluster:
             message[: len(rows)] = rows
         message = message.to(self.mean.device)
         received = torch.empty(self.workers, *message.shape, dtype=dtype, device=message.device)
-        with contact():
+        with attended(f"the sketches of update {self.mean.count}"):
             dist.all_gather(list(received), message)
         received = received.cpu()
         found: dict[int, Sketches] = {}

@@ -1,4 +1,4 @@
-"""An exchange under way: begun with a snapshot of the weights, landed some local steps later."""
+"""An exchange under way: begun with a snapshot of the weights, applied some local steps later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Snapshot:
     local_steps: int
 
 
-class Flight:
+class Pending:
     """Runs ``exchange`` at once, or in a thread of its own while training goes on.
 
     The thread is a daemon: a process that leaves because of an exception must not wait for ranks that never answer.
@@ -54,10 +54,10 @@ class Flight:
     def _run(self) -> None:
         try:
             self._merged = self._exchange()
-        except Exception as error:  # handed to the thread that lands
+        except Exception as error:  # raised again where the result is asked for
             self._error = error
 
-    def land(self) -> Merged:
+    def result(self) -> Merged:
         """Wait for the result."""
         if self._thread is not None:
             self._thread.join()

@@ -1,0 +1,100 @@
+"""Who is waited for and who is lost, between real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+# Rank 2 comes too late, stops, or dies; the other two say who it is. `where` picks who asks: a bare attendance, an
+# averager in a loop of one's own, or the torch cluster's group.
+SCRIPT = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from pathlib import Path
+from torch import nn
+from hemiola.peers import Attendance, RankLostError
+rank, where, how, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
+torch.set_num_threads(1)
+Attendance.PATIENCE = 1.0
+said = lambda line: print("SAID", line, flush=True)
+
+def trouble():
+    (folder / f"{rank}-came").touch()
+    if rank == 2 and how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 2 and how == "late":
+        while not (folder / "go").exists():
+            time.sleep(0.05)
+    if rank == 2 and how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+try:
+    if where == "cluster":
+        from hemiola.clusters.torch.group import Place, join, leave, share
+        join(Place(rank, 3, rank, 0), "gloo", 60, folder / "store", said)
+        assert share(rank) == 0
+        trouble()
+        assert share({"rank": rank}) == {"rank": 0}
+        leave()
+    else:
+        from hemiola.loops.averager import Averager
+        from hemiola.period import Constant
+        import logging
+        logging.basicConfig(format="SAID %(message)s", stream=sys.stdout)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Averager(model, optimizer, period=Constant(p=2), timeout=60):
+            for t in range(4):
+                if t == 3:
+                    trouble()
+                optimizer.zero_grad()
+                model(torch.randn(3, 2)).square().sum().backward()
+                optimizer.step()
+    print("DONE", flush=True)
+except RankLostError as lost:
+    print("LOST", lost.ranks, lost, flush=True)
+    os._exit(0)
+"""
+
+
+def start(folder, where, how):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), where, how, str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("where", ["cluster", "averager"])
+@pytest.mark.parametrize("how", ["stop", "late"])
+def test_after_a_while_the_first_rank_that_waits_says_for_whom_and_then_all_go_on(tmp_path, where, how):
+    ranks = start(tmp_path, where, how)
+    first = ranks[0].stdout.readline()  # nothing is printed before somebody has waited
+    place = "the averaging at step 4" if where == "averager" else "an exchange of plain values"
+    life = "gives no sign of life (stopped, or gone)" if how == "stop" else "is alive and still computing"
+    assert first.startswith(f"SAID {place} has waited ")
+    assert first.endswith(f" s for rank 2, which {life}\n")
+    (tmp_path / "go").touch()
+    ranks[2].send_signal(signal.SIGCONT)
+    assert ranks[0].communicate(timeout=60)[0] == "DONE\n"
+    assert [process.communicate(timeout=60)[0] for process in ranks[1:]] == ["DONE\n", "DONE\n"]
+
+
+def test_a_rank_that_dies_is_named_within_seconds(tmp_path):
+    ranks = start(tmp_path, "cluster", "die")
+    assert ranks[2].communicate(timeout=120)[0] == ""
+    died = time.monotonic()
+    said = [process.communicate(timeout=60)[0] for process in ranks[:2]]
+    assert time.monotonic() - died < 20  # the time-out is 60 s
+    for line in said:
+        assert line.splitlines()[-1].startswith("LOST [2] rank 2 did not come to an exchange of plain values: ")
