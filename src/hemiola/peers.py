@@ -126,7 +126,7 @@ class Attendance:
     """
 
     BEAT = 0.5  # seconds between heartbeats
-    GRACE = 3.0  # seconds without one after which a rank is gone
+    GRACE = 5.0  # seconds without one after which a rank is gone
     PATIENCE = 60.0  # seconds after which a rank that waits says for whom
 
     def __init__(self, group: dist.ProcessGroup, say: Callable[[str], None] = log.warning) -> None:
@@ -172,7 +172,7 @@ class Attendance:
         """No more heartbeats."""
         self._closed.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=2 * self.GRACE)
+            self._thread.join(timeout=self.GRACE)
         atexit.unregister(self.close)
 
     # --------------------------------------------------------------------------------------------------- the heartbeat
@@ -194,7 +194,7 @@ class Attendance:
     def _tell_who_is_missing(self, where: str, since: float) -> None:
         """Say it once, on the first of the ranks that wait."""
         try:
-            silent, late, left = self._silent(), self._late(), self._reasons()
+            silent, late, left = self._silent(hurry=False), self._late(), self._reasons()
         except RuntimeError:
             self._say(f"{where} has waited {time.monotonic() - since:.0f} s, and the job's store does not answer")
             raise
@@ -215,7 +215,7 @@ class Attendance:
         try:
             self._sign()
             # Whoever noticed before may have left by now for that very reason: those it named are the ones.
-            missing = self._who("left") or self._named_by_others() or self._silent() or self._late()
+            missing = self._who("left") or self._named_by_others() or self._silent(hurry=True) or self._late()
             missing = self._named_by_others() or missing
             self._store.set(f"named/{self.rank}", ",".join(map(str, missing)))
             left = self._reasons()
@@ -237,15 +237,16 @@ class Attendance:
         named = [self._read(f"named/{r}").split(",") for r in self._who("named")]
         return sorted({int(r) for ranks in named for r in ranks})
 
-    def _silent(self) -> list[int]:
-        """Ranks without a heartbeat; quickly where only one of them can be meant."""
+    def _silent(self, hurry: bool) -> list[int]:
+        """Ranks without a heartbeat; in a hurry, where someone must be gone, the last one that is not heard of."""
         began = time.monotonic()
         first = {r: self._read(f"beat/{r}") for r in self.ranks if r != self.rank}
         silent = list(first)
         while silent and (waited := time.monotonic() - began) < self.GRACE:
-            if len(silent) == 1 < len(first) and waited > 3 * self.BEAT:
+            if hurry and len(silent) == 1 < len(first) and waited > 3 * self.BEAT:
                 break
             time.sleep(self.BEAT / 5)
+            self._sign()  # others may be asking the same
             silent = [r for r in silent if self._read(f"beat/{r}") == first[r]]
         return silent
 
