@@ -259,14 +259,18 @@ class Attendance:
 
 
 def _store(prefix: str) -> PrefixStore:
-    """The job's key-value store, on a connection of our own where torch can make one.
+    """The job's key-value store; a server's on a connection of our own, where torch can make one.
 
-    The default one may be held for minutes by a process group that is being made.
+    The default connection may be held for minutes by a process group that is being made. A file needs none, and must
+    not be cloned: each clone that goes signs off one of its users, and the last one deletes it.
     """
     store = _get_default_store()
-    if hasattr(store, "clone"):
+    innermost = store
+    while isinstance(innermost, PrefixStore):
+        innermost = innermost.underlying_store
+    if type(innermost).__name__ == "TCPStore" and hasattr(store, "clone"):
         store = store.clone()
-        store.set_timeout(timedelta(seconds=10))
+        store.set_timeout(timedelta(seconds=Attendance.GRACE / 2))
     return PrefixStore(prefix, store)
 
 

@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from torch_ranks import TASKS, Job, train_here, train_on_ranks
 
+from hemiola import peers
 from hemiola.clusters.torch import group
 from hemiola.clusters.torch.cluster import moment_names
 from hemiola.clusters.torch.group import Place
@@ -297,10 +299,11 @@ def test_cuda_is_refused_where_there_is_none() -> None:
 
 
 def test_machines_with_different_versions_are_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "share", lambda value: value)
-    monkeypatch.setattr(group, "gather", lambda mine: [mine, mine])
+    monkeypatch.setattr(group, "exchange", lambda where: nullcontext())
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: [0, 1])
+    monkeypatch.setattr(peers, "everyone", lambda mine, group: [mine, mine])
     group.check_same({"the experiment": "abc"})
-    monkeypatch.setattr(group, "gather", lambda mine: [mine, mine | {"hemiola": "0.0.9"}])
+    monkeypatch.setattr(peers, "everyone", lambda mine, group: [mine, mine | {"hemiola": "0.0.9"}])
     with pytest.raises(
         InputError, match=r"the machines differ in hemiola: \S+ on rank 0, 0\.0\.9 on rank 1; make them"
     ):

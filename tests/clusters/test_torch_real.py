@@ -156,7 +156,7 @@ def test_no_process_is_left_behind(number: int, code: int, tmp_path: Path, impor
     state = torch.load(checkpoint, weights_only=True)
     assert state["weights"]["now"] >= 3
     if code == 130:
-        assert "go on with: hemiola run" in (tmp_path / "output").read_text()
+        assert "go on with: hemiola resume" in (tmp_path / "output").read_text()
 
 
 def test_torchrun_goes_through_the_cells_together(tmp_path: Path, importable: None) -> None:
