@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from hemiola.period import PostLocal as PostLocal
     from hemiola.timing.predict import predict as predict
     from hemiola.timing.simulate import simulate_timing as simulate_timing
+    from hemiola.wire.outer import Outer as Outer
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ _PUBLIC = {
     "Order": "hemiola.contracts",
     "OrderedLoader": "hemiola.loops.loader",
     "OrderedSampler": "hemiola.loops.sampler",
+    "Outer": "hemiola.wire.outer",
     "Pace": "hemiola.contracts",
     "Period": "hemiola.contracts",
     "PostLocal": "hemiola.period",
