@@ -64,7 +64,7 @@ def test_mypy_sees_real_types_and_a_misspelt_name(tmp_path):
 WITHOUT_THE_LAB = """
 import sys
 
-for absent in ("scipy", "sklearn", "altair", "vl_convert", "pydantic", "typer", "rich"):
+for absent in ("scipy", "sklearn", "vl_convert", "pydantic", "typer", "rich"):
     sys.modules[absent] = None
 import hemiola, torch
 from torch.utils.data import DataLoader, TensorDataset

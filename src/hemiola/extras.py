@@ -8,7 +8,6 @@ from contextlib import contextmanager
 # The package that cannot be imported -> the extra of pyproject.toml that brings it.
 EXTRAS = {
     "accelerate": "accelerate",
-    "altair": "lab",
     "lightning": "lightning",
     "pydantic": "lab",
     "ray": "ray",

@@ -1,7 +1,8 @@
 """The words of the terminal and the report, from Python."""
 
 from hemiola import Results, train
-from hemiola.lab.report import headline
+from hemiola.lab.report import summary_of
+from hemiola.lab.report.conclusion import sentences
 
 EXPERIMENT = {
     "task": "breast-cancer-logistic",
@@ -18,7 +19,7 @@ def test_train_says_what_the_terminal_and_the_report_say(tmp_path):
     assert isinstance(results, Results)
     assert isinstance(results, list)
     assert results[0].row["run"] == "ordinary"
-    assert results.conclusion() == headline(tmp_path / "out")
+    assert results.conclusion() == sentences(summary_of(tmp_path / "out"))
     assert list(results.verdicts) == ["CD-GraB", "[bold]"]
     for name, verdict in results.verdicts.items():
         assert verdict.reference == "ordinary"

@@ -110,7 +110,10 @@ def demo(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` wrote.")],
+    folders: Annotated[list[Path], typer.Argument(help="A folder that `hemiola run` wrote, or several to compare.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write the page; report.html in the first folder otherwise.")
+    ] = None,
     figure: Annotated[
         list[Path] | None,
         typer.Option("--figure", help="Write one figure to this file, e.g. loss-vs-seconds.svg, not the page."),
@@ -120,9 +123,11 @@ def report(
     from hemiola.lab.report import write_figure, write_report
 
     if not figure:
-        typer.echo(f"report: {write_report(folder)}")
+        if len(folders) > 1 and out is None:
+            raise InputError("a report of several folders belongs to none of them; give --out FILE")
+        typer.echo(f"report: {write_report(folders, out)}")
     for path in figure or []:
-        typer.echo(f"figure: {write_figure(folder, path)}")
+        typer.echo(f"figure: {write_figure(folders, path)}")
 
 
 @app.command()
@@ -262,15 +267,15 @@ def _run_and_show(
     """Run, write the report, print the table; say what is left to do when it was interrupted."""
     from hemiola.lab.execute import run_experiment
     from hemiola.lab.progress import Display
-    from hemiola.lab.report import headline, summary_table, write_report
+    from hemiola.lab.report import summary_of, write_page
+    from hemiola.lab.report.terminal import tell
 
     console = _console()
     outcome = run_experiment(experiment, out, data, jobs, resume, Display(console))
     if outcome.finished:
-        page = write_report(out)
-        console.print(summary_table(out))
-        for line in headline(out):
-            console.print(line)
+        summary = summary_of(out)
+        page = write_page(summary, out / "report.html")
+        tell(summary, console)
         console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", soft_wrap=True)
     for cell, why in outcome.failed:
         typer.echo(f"hemiola: {cell.run!r}, seed {cell.seed}, failed: {why}", err=True)

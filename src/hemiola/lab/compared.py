@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hemiola.lab.results import Result
 
 if TYPE_CHECKING:
-    from hemiola.lab.report.read import Folder
     from hemiola.lab.report.summary import Summary
     from hemiola.lab.report.verdicts import Verdict
 
@@ -34,22 +33,22 @@ class Results(list[Result]):
         """What the comparison says, in the sentences of the terminal and the report."""
         from hemiola.lab.report.conclusion import sentences
 
-        return sentences(*self._read)
+        return sentences(self._summary)
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
         """By run, how it compares with the reference, in words and numbers; the reference itself has none."""
         from hemiola.lab.report.verdicts import verdicts
 
-        return {verdict.run: verdict for verdict in verdicts(*self._read)}
+        return {verdict.run: verdict for verdict in verdicts(self._summary)}
 
     @cached_property
-    def _read(self) -> tuple[Folder, Summary]:
+    def _summary(self) -> Summary:
         from hemiola.lab.report.read import folder_of
         from hemiola.lab.report.summary import summarise
 
         folder = folder_of(self._about(), (one.row for one in self), (line for one in self for line in one.log))
-        return folder, summarise(folder)
+        return summarise(folder)
 
     def __repr__(self) -> str:
         runs = list(dict.fromkeys(one.row["run"] for one in self))
@@ -61,7 +60,7 @@ class Results(list[Result]):
         from hemiola.lab.report.terminal import table
 
         console = Console(file=io.StringIO(), width=120)
-        console.print(table(self._read[1]))
+        console.print(table(self._summary))
         for line in self.conclusion():
             console.print(line, highlight=False, markup=False)
         written: str = console.file.getvalue()  # type: ignore[attr-defined]

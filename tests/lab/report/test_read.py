@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hemiola.errors import InputError
-from hemiola.lab.report import headline, write_report
-from hemiola.lab.report.read import number, point_of, read_folder, write_whole
+from hemiola.lab.report import summary_of, write_report
+from hemiola.lab.report.conclusion import sentences
+from hemiola.lab.report.log import number, point_of
+from hemiola.lab.report.read import read_folder, together, write_whole
 
 
 def test_a_whole_folder(demo):
@@ -47,8 +49,8 @@ def test_an_evaluation_made_again_after_a_resume_counts_once(tmp_path, folders):
     folder = folders.small(tmp_path, {"a": [[(0, 0, 0, 1.0), (1, 1, 1, 0.5)]]})
     with (folder / "log.jsonl").open("a") as log:
         log.write(json.dumps(folders.line("a", 0, updates=1, epochs=1, train_loss=0.25)) + "\n")
-    _, last = read_folder(folder).log["a", (), "0"]
-    assert last.numbers["train_loss"] == 0.25
+    log = read_folder(folder).log["a", (), "0"]
+    assert log.numbers["train_loss"].tolist() == [1.0, 0.25]
 
 
 def test_a_run_that_has_only_begun(tmp_path, folders):
@@ -56,7 +58,7 @@ def test_a_run_that_has_only_begun(tmp_path, folders):
     (folder / "results.csv").unlink()
     (folder / "log.jsonl").unlink()
     assert read_folder(folder).runs == ["a"]
-    assert headline(folder) == ["No run has results yet."]
+    assert sentences(summary_of(folder)) == ["No run has results yet."]
 
 
 def damaged(folder, name, content):
@@ -119,3 +121,42 @@ def test_a_file_is_replaced_at_once_or_not_at_all(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(InputError, match="cannot write"):
         write_whole(tmp_path / "no" / "such" / "folder.svg", b"")
+
+
+# ------------------------------------------------------------------------------------------------- several folders
+
+
+def test_folders_together_name_runs_after_their_folder_where_they_must(tmp_path, folders):
+    points = [[(0, 0, 0, 1.0), (1, 1, 1, 0.5)]]
+    one = folders.small(tmp_path / "one", {"ordinary": points, "a": points})
+    other = folders.small(tmp_path / "other", {"ordinary": points, "b": points}, workers=4)
+    both = together([read_folder(one), read_folder(other)])
+    assert both.runs == ["ordinary · one", "a", "ordinary · other", "b"]
+    assert {row.run for row in both.rows} == {run for run, _, _ in both.log} == set(both.runs)
+    assert both.settings("a")["workers"] == 8
+    assert both.settings("b")["workers"] == 4
+    assert both.shared["task"] == "digits-logistic"
+    assert "workers" not in both.shared
+    assert together([read_folder(one)]).runs == ["ordinary", "a"]
+
+
+def test_folders_of_the_same_name_are_told_apart_by_more_of_their_path(tmp_path, folders):
+    points = [[(0, 0, 0, 1.0), (1, 1, 1, 0.5)]]
+    paths = [folders.small(tmp_path / name / "out", {"a": points}) for name in ("x", "y")]
+    assert together([read_folder(path) for path in paths]).runs == ["a · x/out", "a · y/out"]
+    with pytest.raises(InputError, match="is given twice"):
+        together([read_folder(paths[0])] * 2)
+
+
+def test_different_tasks_share_no_metric(tmp_path, folders):
+    points = [[(0, 0, 0, 1.0), (1, 1, 1, 0.5)]]
+    first = read_folder(folders.small(tmp_path / "one", {"a": points}))
+    about = json.loads((tmp_path / "one" / "experiment.json").read_text())
+    about["task"] |= {"name": "other", "metric": "perplexity", "convex": False}
+    second = read_folder(folders.write(tmp_path / "two", about, [], []))
+    assert together([first, second]).task == {
+        "name": "digits-logistic and other",
+        "higher_is_better": True,
+        "examples": 1437,
+        "parameters": 650,
+    }

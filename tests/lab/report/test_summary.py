@@ -6,9 +6,11 @@ import math
 
 import pytest
 
-from hemiola.lab.report import headline, summary_table
+from hemiola.lab.report import summary_of
+from hemiola.lab.report.conclusion import sentences
 from hemiola.lab.report.read import read_folder
 from hemiola.lab.report.summary import summarise
+from hemiola.lab.report.terminal import table, tell
 
 
 def text(renderable):
@@ -144,12 +146,24 @@ def test_a_best_point_at_the_edge_of_the_sweep_is_said(tmp_path, folders):
 
 def test_a_folder_without_results_says_so(tmp_path, folders):
     folder = folders.write(tmp_path, folders.about({"a": {}}), [], [])
-    assert headline(folder) == ["No run has results yet."]
-    assert text(summary_table(folder)).strip() == "run"
+    assert sentences(summary_of(folder)) == ["No run has results yet."]
+    assert text(table(summary_of(folder))).strip() == "run"
 
 
 def test_the_terminal_table_marks_the_best(tmp_path, folders):
-    shown = text(summary_table(folders.small(tmp_path, {"slow": BASE * 3, "fast": FAST * 3})))
+    shown = text(table(summary_of(folders.small(tmp_path, {"slow": BASE * 3, "fast": FAST * 3}))))
     assert "10*" in shown
     assert "40*" not in shown
     assert "cluster time (s)" in shown
+
+
+def test_the_terminal_says_the_conclusion_and_how_sure_it_is(demo):
+    from rich.console import Console
+
+    console = Console(width=100, file=io.StringIO())
+    summary = summary_of(demo)
+    tell(summary, console)
+    shown = " ".join(console.file.getvalue().split())
+    assert "against ordinary" in shown
+    assert " ".join(sentences(summary)[0].split()) in shown
+    assert "95 % intervals" in shown

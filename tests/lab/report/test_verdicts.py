@@ -38,13 +38,13 @@ def made(runs, *, convex=True, status=None, settings=None):
 
 def verdict(runs, **more):
     folder = made(runs, **more)
-    (found,) = verdicts(folder, summarise(folder))
+    (found,) = verdicts(summarise(folder))
     return found
 
 
 def said(runs, **more):
     folder = made(runs, **more)
-    return sentences(folder, summarise(folder))
+    return sentences(summarise(folder))
 
 
 def ways(verdict):
@@ -79,7 +79,8 @@ def test_twice_the_speed_is_found_with_its_number():
 
 
 def test_the_words_of_a_run_that_is_faster():
-    base, other, method = said({"a": seeds(), "b": seeds(seconds=5.0)})
+    first, base, other, method = said({"a": seeds(), "b": seeds(seconds=5.0)})
+    assert first == "b beats a: the same gap takes 2x fewer seconds."
     assert base.startswith("a ends at a gap of 0.00141 ± 0.00027 after 10 epochs, 100 s of cluster time and 1 kB sent")
     assert base.endswith("(5 seeds).")
     assert other == (
@@ -103,7 +104,10 @@ def test_a_run_that_ends_worse_is_never_simply_faster():
     assert found.aspects["end"].verdict == "worse"
     assert found.aspects["seconds"].verdict == "better"
     assert found.word == "better and worse"
-    _, other, _ = said({"a": seeds(), "b": seeds(seconds=5.0, floor=0.01)})
+    first, _, other, *_ = said({"a": seeds(), "b": seeds(seconds=5.0, floor=0.01)})
+    assert first.startswith("b beats a: the same gap takes ")
+    assert ", but takes " in first
+    assert " and ends " in first
     assert other.startswith("b against a: better in time, worse at the end, in epochs and in bytes (5 seeds).")
 
 
@@ -115,7 +119,7 @@ def test_curves_that_cross_depend_on_the_target():
 
     found = verdict({"a": seeds(), "b": [crossing(scale) for scale in SCALES]})
     assert found.aspects["seconds"].verdict == "mixed"
-    _, other, _ = said({"a": seeds(), "b": [crossing(scale) for scale in SCALES]})
+    _, _, other, _ = said({"a": seeds(), "b": [crossing(scale) for scale in SCALES]})
     assert "better or worse in time depending on the target" in other
 
 
@@ -134,14 +138,14 @@ def test_a_run_that_misses_the_lowest_target_says_so_and_by_how_much_it_was_soon
     # The one run of five that stays above the target which the others reach, but is six times sooner at the rest.
     runs = {name: seeds() for name in "acde"} | {"b": seeds(seconds=10 / 6, floor=1.5 * 0.5**10)}
     folder = made(runs)
-    found = {one.run: one for one in verdicts(folder, summarise(folder))}["b"]
+    found = {one.run: one for one in verdicts(summarise(folder))}["b"]
     assert found.aspects["seconds"].verdict == "better"
     assert found.aspects["seconds"].over.mean == pytest.approx(-math.log(6), rel=0.1)
     assert found.aspects["end"].verdict == "worse"
     lowest = min(found.unreached)
     assert found.unreached[lowest] > 0
-    text = " ".join(sentences(folder, summarise(folder)))
-    assert "It does not stay below" in text
+    text = " ".join(sentences(summarise(folder)))
+    assert "b does not stay below" in text
     assert "fewer seconds" in text
 
 
@@ -177,7 +181,7 @@ def test_a_loss_is_compared_by_difference():
     found = verdict({"a": loss(0.0), "b": loss(-0.03)}, convex=False)
     assert not found.aspects["end"].ratio
     assert found.aspects["end"].over.mean == pytest.approx(-0.03, rel=1e-5)
-    assert "0.030 lower (0.027 to 0.033)" in said({"a": loss(0.0), "b": loss(-0.03)}, convex=False)[1]
+    assert "0.030 lower (0.027 to 0.033)" in said({"a": loss(0.0), "b": loss(-0.03)}, convex=False)[2]
 
 
 def test_runs_that_are_evaluated_at_different_times_are_compared_by_what_lies_between():
@@ -196,7 +200,11 @@ def test_fewer_than_three_seeds_are_shown_and_not_ranked(count):
     found = verdict({"a": seeds(count), "b": seeds(count, seconds=5.0)})
     assert found.word == "not ranked"
     assert set(ways(found).values()) == {"not ranked"}
-    _, other, *_ = said({"a": seeds(count), "b": seeds(count, seconds=5.0)})
+    first, _, other, *_ = said({"a": seeds(count), "b": seeds(count, seconds=5.0)})
+    assert first.startswith(
+        f"Nothing is shown yet: {'one seed is' if count == 1 else '2 seeds are'} too few to rank runs"
+    )
+    assert "b came out ahead, the same gap takes 2.0x fewer seconds" in first
     assert "not ranked" in other
     assert "ranking takes 3" in other
     assert "2.0x fewer seconds" in other
@@ -217,7 +225,9 @@ def test_a_run_that_diverged_at_a_seed_is_not_called_better():
     found = verdict(runs, status={("b", 1): "diverged"})
     assert (found.seeds, found.lost) == (4, 1)
     assert found.word == "no difference shown"
-    assert "It diverged at 1 of 5 seeds: it is not called better." in said(runs, status={("b", 1): "diverged"})[1]
+    first, _, other, *_ = said(runs, status={("b", 1): "diverged"})
+    assert first == "No run is shown to be better than a."
+    assert "b diverged at 1 of 5 seeds: it is not called better." in other
 
 
 def test_a_run_that_diverged_at_every_seed_is_worse():
@@ -225,6 +235,7 @@ def test_a_run_that_diverged_at_every_seed_is_worse():
     status = {("b", seed): "diverged" for seed in range(5)}
     assert verdict(runs, status=status).word == "worse"
     assert said(runs, status=status)[1] == "b diverged at every seed."
+    assert said(runs, status=status)[0].startswith("a ends at a gap of")
 
 
 def test_a_seed_that_ends_without_a_number_is_lost():
@@ -239,17 +250,17 @@ def test_a_reference_without_results_leaves_the_others_alone():
     status = {("a", seed): "diverged" for seed in range(3)}
     assert verdict(runs, status=status).word == "not ranked"
     first, second = said(runs, status=status)
-    assert first == "a diverged at every seed."
-    assert second.startswith("b ends at a gap of")
+    assert first.startswith("b ends at a gap of")
+    assert second == "a diverged at every seed."
 
 
 def test_predictions_and_measurements_are_not_ranked_against_each_other():
     runs = {name: seeds(3) for name in ("model", "also model", "real", "also real")}
     settings = {"real": {"cluster": {"name": "torch"}}, "also real": {"cluster": "ray"}}
     folder = made(runs, settings=settings)
-    found = verdicts(folder, summarise(folder))
+    found = verdicts(summarise(folder))
     assert [(one.run, one.reference) for one in found] == [("also model", "model"), ("also real", "real")]
-    text = sentences(folder, summarise(folder))
+    text = sentences(summarise(folder))
     assert text[-1] == (
         "model and “also model”: virtual time, a prediction; real and “also real”: measured. The two stand beside each "
         "other and are not ranked."
@@ -258,7 +269,7 @@ def test_predictions_and_measurements_are_not_ranked_against_each_other():
 
 def test_different_tasks_are_not_ranked_against_each_other():
     folder = made({"a": seeds(3), "b": seeds(3)}, settings={"a": {"task": "x"}, "b": {"task": "y"}})
-    assert verdicts(folder, summarise(folder)) == []
+    assert verdicts(summarise(folder)) == []
 
 
 def test_the_best_point_of_a_sweep_is_the_lowest_mean_of_the_last_evaluations():

@@ -1,42 +1,68 @@
-"""From a folder that ``hemiola run`` wrote to a page, figures, and words.
+"""From folders that ``hemiola run`` wrote to a page, figures, and words: read, summarise, draw, write.
 
 Nothing heavy is imported until one of these functions is called, so the command line may import this module freely.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from hemiola.lab.report.summary import Summary
 
-__all__ = ["headline", "summary_table", "write_figure", "write_report"]
+__all__ = ["summary_of", "write_figure", "write_report"]
+
+Folders = Path | str | Sequence[Path | str]
 
 
-def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into the folder, replacing an older one at once, and return its path.
+def summary_of(folders: Folders) -> Summary:
+    """Read one folder, or several to be compared, and average every run over its seeds.
 
     Args:
-        folder: What ``hemiola run --out`` wrote; the run may still be going on.
+        folders: What ``hemiola run --out`` wrote; a run may still be going on.
+
+    Raises:
+        InputError: A file of a folder is missing or unreadable; the message names it.
+    """
+    from hemiola.lab.report.read import read_folder, together
+    from hemiola.lab.report.summary import summarise
+
+    paths = [folders] if isinstance(folders, Path | str) else folders
+    return summarise(together([read_folder(Path(path)) for path in paths]))
+
+
+def write_report(folders: Folders, out: Path | str | None = None) -> Path:
+    """Write the report of one folder, or of several, replacing an older one at once, and return its path.
+
+    Args:
+        folders: What ``hemiola run --out`` wrote; a run may still be going on.
+        out: Where to; ``report.html`` in the (first) folder by default.
 
     Returns:
         The path of a single file that needs neither a network nor any other file.
 
     Raises:
-        InputError: A file of the folder is missing or unreadable; the message names it.
+        InputError: A file of a folder is missing or unreadable; the message names it.
     """
+    summary = summary_of(folders)
+    return write_page(summary, summary.folder.paths[0] / "report.html" if out is None else Path(out))
+
+
+def write_page(summary: Summary, path: Path) -> Path:
+    """The same from what has been read already."""
     from hemiola.lab.report.page import render
-    from hemiola.lab.report.read import read_folder, write_whole
+    from hemiola.lab.report.read import write_whole
 
-    return write_whole(Path(folder) / "report.html", render(read_folder(Path(folder))).encode())
+    return write_whole(path, render(summary).encode())
 
 
-def write_figure(folder: Path, figure: str | Path) -> Path:
+def write_figure(folders: Folders, figure: str | Path) -> Path:
     """Draw one figure for a paper or a slide, and return the path of the file.
 
     Args:
-        folder: What ``hemiola run --out`` wrote.
+        folders: What ``hemiola run --out`` wrote.
         figure: Where to write it, such as ``figures/gap-vs-seconds.svg``; the file's name says which figure, and .png,
             .svg or .pdf.
 
@@ -46,28 +72,8 @@ def write_figure(folder: Path, figure: str | Path) -> Path:
     Raises:
         InputError: No such figure, no such format, or the folder has nothing to draw in it.
     """
-    from hemiola.lab.report.figures import draw
-    from hemiola.lab.report.read import read_folder, write_whole
+    from hemiola.lab.report import charts
+    from hemiola.lab.report.read import write_whole
 
     target = Path(figure)
-    image = draw(read_folder(Path(folder)), target.name)
-    return write_whole(target, image)
-
-
-def summary_table(folder: Path) -> Table:
-    """The table of the report for a terminal, as something rich can print."""
-    from hemiola.lab.report.read import read_folder
-    from hemiola.lab.report.summary import summarise
-    from hemiola.lab.report.terminal import table
-
-    return table(summarise(read_folder(Path(folder))))
-
-
-def headline(folder: Path) -> list[str]:
-    """What the comparison says, in a few plain sentences."""
-    from hemiola.lab.report.conclusion import sentences
-    from hemiola.lab.report.read import read_folder
-    from hemiola.lab.report.summary import summarise
-
-    read = read_folder(Path(folder))
-    return sentences(read, summarise(read))
+    return write_whole(target, charts.figure(summary_of(folders), target.name))

@@ -1,219 +1,215 @@
-"""The grammar of every chart: one place for colours, dashes, fonts and sizes.
+"""The one table of charts: what each is called, what it shows, and how it is drawn.
 
-A chart here is a Vega-Lite specification over a table of plain rows (columns ``run x mean low high`` for curves). The
-page draws it interactively and `figures` draws it as a picture; the two differ in their `Look` only.
+A chart is a row of `CHARTS`: a name, which is also that of its figure (``hemiola report DIR --figure NAME.svg``), and a
+function that gives its panels, each with its rows and its specification. The page and the figures take them from here;
+`rows` makes the rows, `marks` knows how things are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePath
 
-import altair as alt
-
-Rows = list[dict[str, Any]]
-Chart = Any  # altair types its layers and panels too loosely to say more
-
-# Okabe and Ito's colours, told apart with any colour vision; the first run, the baseline, is neutral. A second round
-# repeats the colours with other dashes, so that colour and dash together name a run, also in a grey print.
-COLOURS = ("#7a7a7a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 2), (12, 4), (5, 2, 1, 2, 1, 2))
-# What became of a worker's units.
-FATES = {"used": "#56b4e9", "cancelled": "#e69f00", "dropped": "#d55e00", "refused": "#7a7a7a"}
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+from hemiola.errors import InputError, unknown
+from hemiola.lab.report import marks, rows, words
+from hemiola.lab.report.marks import PICTURE, Look, Rows, Spec
+from hemiola.lab.report.summary import RunSummary, Summary
+from hemiola.lab.report.verdicts import targets
 
 
 @dataclass(frozen=True)
-class Look:
-    """Where a chart is drawn.
+class Panel:
+    """One chart with its numbers.
 
     Attributes:
-        ink: Colour of text, axes and grid; ``currentColor`` lets the page's light, dark and print styles decide.
-        font: Font family.
-        width: In pixels, or ``"container"``.
-        height: In pixels.
-        interactive: Whether points answer to the pointer and runs can be highlighted; then the page has the legend.
+        title: What is shown.
+        against: What it is shown against, or at which moment.
+        rows: Its numbers.
+        specs: By scale of the vertical axis, ``linear`` and ``log``, how it is drawn; one of them where the other makes
+            no sense.
+        log: Whether the logarithmic one shows more.
+        run: The run it belongs to, if it is of one; the reference, where runs are compared.
+        when: The page's switches at which it is seen.
     """
 
-    ink: str
-    font: str
-    width: int | str
-    height: int
-    interactive: bool
+    title: str
+    against: str
+    rows: Rows
+    specs: Mapping[str, Spec]
+    log: bool = False
+    run: str = ""
+    when: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> Spec:
+        return self.specs["log" if self.log else "linear"]
 
 
-PAGE = Look(ink="currentColor", font=FONT, width="container", height=250, interactive=True)
-PICTURE = Look(ink="#222222", font="Helvetica, Arial, sans-serif", width=480, height=300, interactive=False)
+Panels = Callable[[Summary, Look], Iterator[Panel]]
+
+_MEASURES = {"gap": "train_gap", "loss": "train_loss", "test-loss": "test_loss", "metric": "test_metric"}
+_AGAINST = {"epochs": "epochs", "seconds": "seconds", "bytes": "bytes_per_worker"}
+COSTS = {"time": "seconds", "bytes": "bytes_per_worker", "epochs": "epochs"}
 
 
-def colour(index: int) -> str:
-    """Colour of the run at this place of the experiment file."""
-    return COLOURS[index % len(COLOURS)]
+def _to_target(cost: str, summary: Summary, look: Look) -> Iterator[Panel]:
+    """Bars: what the lowest target costs; one panel for every group of runs that may be compared."""
+    name = words.OBJECTIVES[summary.objective]
+    for group in summary.groups:
+        drawn = [run for run in group if run in summary.drawn]
+        aim = min(targets(group), default=math.nan)
+        found = rows.target_rows(drawn, cost, aim)
+        if not found:
+            continue
+        if cost == "end":
+            title, axis = f"{name.capitalize()} at the end", words.NAMES[summary.objective]
+        else:
+            title = f"{words.NAMES[cost].capitalize()} to a {name} of {words.level(aim)}"
+            axis = words.titled(cost, rows.bar_unit(drawn, cost, aim)[1])
+        spec = marks.bars(found, _places(summary, found), axis, look)
+        yield Panel(title, "", found, {"linear": spec}, run=group[0].name, when={"cost": cost})
 
 
-def dash(index: int) -> list[int]:
-    """Dash of the run at this place of the experiment file."""
-    return list(DASHES[(index + index // len(COLOURS)) % len(DASHES)])
+def _curves(measure: str, against: str, summary: Summary, look: Look) -> Iterator[Panel]:
+    """A measure against epochs, cluster time or bytes."""
+    if found := rows.curve_rows(summary, against, measure):
+        x, y = rows.axis(summary, against)[1], words.measure_name(measure, summary.task)
+        # An accuracy is a share: its distance from nothing is no news. A perplexity or an error may span decades.
+        linear = measure == "test_metric" and summary.task.get("higher_is_better", True)
+        yield _lines(
+            summary, found, y, x, look, scales=("linear",) if linear else ("log", "linear"), when={"measure": measure}
+        )
 
 
-def _bright(on: float, off: float, look: Look) -> Any:
-    """Opacity ``on``, or ``off`` while other runs are highlighted."""
-    lit = "length(highlight) == 0 || indexof(highlight, datum.run) >= 0"
-    return alt.condition(lit, alt.value(on), alt.value(off)) if look.interactive else alt.value(on)
+def _over_time(what: str, find: Callable[[Summary], Rows], kind: str, summary: Summary, look: Look) -> Iterator[Panel]:
+    """A decision over cluster time."""
+    if found := find(summary):
+        scales = ("log",) if kind == "curve" and rows.prefers_log(found) else ("linear",)
+        yield _lines(summary, found, what, rows.axis(summary, "seconds")[1], look, scales=scales, kind=kind)
 
 
-def curves(runs: Mapping[str, int], x: str, y: str | None, log: bool, look: Look) -> Chart:
-    """Mean lines with bands from the lowest to the highest seed.
+def _herding(summary: Summary, look: Look) -> Iterator[Panel]:
+    if found := rows.curve_rows(summary, "epochs", "herding"):
+        yield _lines(summary, found, "herding bound", "epochs", look)
 
-    Args:
-        runs: The runs to draw, each with its place in the experiment file, so that a run looks the same in all charts.
-        x: Title of the horizontal axis.
-        y: Title of the vertical axis; None where the caption says it.
-        log: Whether the vertical axis is logarithmic; points at or below zero are then left out.
-        look: Where it is drawn.
+
+def _sweep(summary: Summary, look: Look) -> Iterator[Panel]:
+    """The end over the values of each swept key."""
+    for key in rows.swept_keys(summary):
+        if found := rows.sweep_rows(summary, key):
+            y = f"{words.OBJECTIVES[summary.objective]} at the end"
+            scales = ("log",) if rows.prefers_log(found) else ("linear",)
+            yield _lines(summary, found, y, words.key(key), look, scales=scales, kind="sweep")
+
+
+def _lines(
+    summary: Summary,
+    found: Rows,
+    y: str,
+    x: str,
+    look: Look,
+    *,
+    scales: Sequence[str] = ("linear",),
+    kind: str = "curve",
+    when: Mapping[str, str] | None = None,
+) -> Panel:
+    runs, title = _places(summary, found), None if look.interactive else y
+    specs = {scale: marks.lines(found, runs, x, title, look, log=scale == "log", kind=kind) for scale in scales}
+    log = "linear" not in specs or ("log" in specs and rows.prefers_log(found))
+    return Panel(y, x, found, specs, log, when=when or {})
+
+
+def _each(
+    find: Callable[[Summary, RunSummary], Rows], draw: Callable[[Rows, int, Look], Spec], summary: Summary, look: Look
+) -> Iterator[Panel]:
+    """One panel for every run that has something to show."""
+    for run in summary.drawn:
+        if found := find(summary, run):
+            spec = draw(found, summary.folder.runs.index(run.name), look)
+            yield Panel(run.name, "", found, {"linear": spec}, run=run.name)
+
+
+def _timelines(summary: Summary, look: Look) -> Iterator[Panel]:
+    """What workers did in short windows: the first and the last of those recorded."""
+    for run in summary.drawn:
+        for which in (0, -1):
+            found, axis = rows.window_rows(summary, run, which)
+            if found:
+                yield Panel(run.name, axis, found, {"linear": marks.timeline(found, axis, look)}, run=run.name)
+
+
+CHARTS: dict[str, Panels] = {
+    **{f"{name}-to-target": partial(_to_target, cost) for name, cost in COSTS.items()},
+    "end": partial(_to_target, "end"),
+    **{
+        f"{y}-vs-{x}": partial(_curves, measure, against)
+        for y, measure in _MEASURES.items()
+        for x, against in _AGAINST.items()
+    },
+    "sweep": _sweep,
+    "herding": _herding,
+    "period-over-time": partial(
+        _over_time, "period (local steps)", partial(rows.averaging_rows, name="period"), "steps"
+    ),
+    "k-over-time": partial(_over_time, "K", rows.k_rows, "steps"),
+    "lr-over-time": partial(_over_time, "learning rate", rows.rate_rows, "steps"),
+    "spread-over-time": partial(_over_time, "spread", partial(rows.averaging_rows, name="spread"), "curve"),
+    "timeline": _timelines,
+    "staleness": partial(_each, rows.staleness_rows, marks.histogram),
+    "ledger": partial(_each, rows.ledger_rows, lambda found, _, look: marks.stacked(found, "worker", "units", look)),
+    "labels": partial(
+        _each, rows.label_rows, lambda found, _, look: marks.stacked(found, "label", "visits per example", look)
+    ),
+}
+
+
+def _places(summary: Summary, found: Rows) -> dict[str, int]:
+    """The runs in some rows, each with its place in the experiment file."""
+    there = {row["run"] for row in found}
+    return {run: place for place, run in enumerate(summary.folder.runs) if run in there}
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+
+def figure(summary: Summary, name: str) -> bytes:
+    """Draw the chart that a file name stands for, in the format of its suffix.
+
+    Raises:
+        InputError: No such chart or format, or the folder has nothing to draw in it.
     """
-    domain = list(runs)
-    legend = (
-        None
-        if look.interactive
-        else alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2, symbolOpacity=1)
-    )
-    inks = alt.Scale(domain=domain, range=[colour(place) for place in runs.values()])
-    stroke = alt.Color("run:N", scale=inks, legend=legend)
-    dash_scale = alt.Scale(domain=domain, range=[dash(place) for place in runs.values()])
-    dashes = alt.StrokeDash("run:N", scale=dash_scale, legend=legend)
-    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=True)
-    across = alt.X("x:Q", title=x, scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(tickCount=5, grid=False))
-    up = alt.Y("mean:Q", title=y, scale=scale, axis=alt.Axis(tickCount=5, format="~g"))
-    base = alt.Chart(alt.NamedData("rows"))
-    if log:
-        # The part of a band below zero has no place on this axis; the band then ends at its mean line.
-        base = base.transform_filter("datum.mean > 0").transform_calculate(low="datum.low > 0 ? datum.low : datum.mean")
-    band = base.mark_area(strokeWidth=0, line=False).encode(
-        x=across,
-        y=alt.Y("low:Q", title=y, scale=scale),
-        y2="high:Q",
-        color=stroke,
-        opacity=_bright(0.18, 0.03, look),
-    )
-    line = base.mark_line(strokeWidth=2, strokeJoin="round", clip=False).encode(
-        x=across, y=up, color=stroke, strokeDash=dashes, opacity=_bright(1, 0.15, look)
-    )
-    layers: list[alt.Chart] = [band, line]
-    if look.interactive:
-        near = alt.selection_point(name="near", on="pointerover", clear="pointerout", nearest=True, empty=False)
-        layers.append(
-            base.mark_point(size=70, filled=True, opacity=1, tooltip=alt.TooltipContent("data"))
-            .encode(x=across, y=up, color=stroke, opacity=alt.condition(near, alt.value(1), alt.value(0)))
-            .add_params(near)
-        )
-    chart = alt.layer(*layers)
-    if look.interactive:
-        chart = chart.add_params(alt.param(name="highlight", value=[]))
-    return _sized(chart, look)
+    import vl_convert
+
+    formats: dict[str, Callable[[str], bytes]] = {
+        ".svg": lambda spec: vl_convert.vegalite_to_svg(spec).encode(),
+        ".png": lambda spec: vl_convert.vegalite_to_png(spec, scale=2.0),
+        ".pdf": lambda spec: vl_convert.vegalite_to_pdf(spec),
+    }
+    chart, suffix = PurePath(name).stem, PurePath(name).suffix.lower()
+    if suffix not in formats:
+        raise InputError(f"a figure must end in {', '.join(formats)}, got {name!r}")
+    if chart not in CHARTS:
+        raise InputError(unknown("figure", chart, CHARTS))
+    panels = list(CHARTS[chart](summary, PICTURE))
+    if not panels:
+        where = ", ".join(map(str, summary.folder.paths))
+        raise InputError(f"{where} has nothing to draw in {chart}: no run logged it")
+    return formats[suffix](json.dumps(_picture(panels)))
 
 
-def staleness(ink: str, look: Look, data: str = "rows") -> Chart:
-    """Share of merged reports by staleness of one run, a rule at the measured mean and a dashed one at the law's.
-
-    Rows have ``staleness share``, and the two rules are rows with ``rule`` = "measured" or "law" and ``at``.
-    """
-    source = alt.Chart(alt.NamedData(data))
-    across = alt.X(
-        "left:Q",
-        bin="binned",
-        title="staleness (updates)",
-        scale=alt.Scale(nice=False),
-        axis=alt.Axis(tickMinStep=1, tickCount=6, grid=False),
-    )
-    bars = (
-        source.transform_filter("isValid(datum.share)")
-        .transform_calculate(left="datum.staleness - 0.4", right="datum.staleness + 0.4")
-        .mark_bar(color=ink, tooltip=alt.TooltipContent("data") if look.interactive else None)
-        .encode(
-            x=across, x2="right:Q", y=alt.Y("share:Q", title="share of reports", axis=alt.Axis(format="%", tickCount=4))
-        )
-    )
-    rules = (
-        source.transform_filter("isValid(datum.at)")
-        .mark_rule(strokeWidth=2, color=look.ink, tooltip=alt.TooltipContent("data") if look.interactive else None)
-        .encode(
-            x="at:Q",
-            strokeDash=alt.StrokeDash(
-                "rule:N", sort=None, scale=alt.Scale(range=[[1, 0], [3, 3]]), legend=_rule_legend(look)
-            ),
-        )
-    )
-    return _sized(alt.layer(bars, rules), look, 0.7)
-
-
-def _rule_legend(look: Look) -> alt.Legend:
-    return alt.Legend(
-        title=None,
-        orient="top",
-        direction="horizontal",
-        symbolStrokeColor=look.ink,
-        symbolType="stroke",
-        symbolSize=200,
-    )
-
-
-def ledger(look: Look, data: str = "rows") -> Chart:
-    """Units of every worker by what became of them. Rows have ``worker fate units place``."""
-    return _sized(
-        alt.Chart(alt.NamedData(data))
-        .mark_bar(tooltip=alt.TooltipContent("data") if look.interactive else None)
-        .encode(
-            x=alt.X("worker:O", title="worker", axis=alt.Axis(labelAngle=0, labelOverlap=True, grid=False)),
-            y=alt.Y("units:Q", title="units", axis=alt.Axis(format="~s", tickCount=4)),
-            color=alt.Color(
-                "fate:N",
-                scale=alt.Scale(domain=list(FATES), range=list(FATES.values())),
-                legend=alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square"),
-            ),
-            order=alt.Order("place:Q"),
-        ),
-        look,
-        0.7,
-    )
-
-
-def _sized(chart: Chart, look: Look, tall: float = 1.0) -> Chart:
-    sized = chart.properties(width=look.width, height=round(look.height * tall))
-    return (
-        sized.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding")) if look.interactive else sized
-    )
-
-
-def spec(chart: Chart, look: Look, rows: Rows | None = None) -> dict[str, Any]:
-    """The Vega-Lite specification with the one style of all charts, and its rows if they are to travel with it."""
-    styled = chart.configure(
-        font=look.font,
-        background="transparent" if look.interactive else "white",
-        view=alt.ViewConfig(stroke=None),
-        axis=alt.AxisConfig(
-            gridColor=look.ink,
-            domainColor=look.ink,
-            tickColor=look.ink,
-            gridOpacity=0.1,
-            domainOpacity=0.35,
-            tickOpacity=0.35,
-            tickSize=4,
-            labelColor=look.ink,
-            titleColor=look.ink,
-            labelFontSize=11,
-            titleFontSize=11.5,
-            titleFontWeight="normal",
-            labelOpacity=0.8,
-            titlePadding=8,
-            labelPadding=4,
-        ),
-        axisY=alt.AxisConfig(domain=False, ticks=False),
-        legend=alt.LegendConfig(labelColor=look.ink, labelFontSize=11.5, titleColor=look.ink, labelLimit=260),
-        title=alt.TitleConfig(color=look.ink, fontSize=12.5, fontWeight=600, anchor="start"),
-    )
-    made: dict[str, Any] = styled.to_dict(validate=True)
-    if rows is not None:
-        made["datasets"] = {"rows": rows}
-    return made
+def _picture(panels: Sequence[Panel]) -> Spec:
+    """One panel, or several side by side under their titles."""
+    top = {"$schema": "https://vega.github.io/schema/vega-lite/v5.json", "config": marks.style(PICTURE)}
+    if len(panels) == 1:
+        return top | panels[0].spec | {"datasets": {"rows": panels[0].rows}}
+    parts = [
+        panel.spec | {"data": {"name": f"rows{place}"}, "title": panel.title, "width": 320}
+        for place, panel in enumerate(panels)
+    ]
+    data = {f"rows{place}": panel.rows for place, panel in enumerate(panels)}
+    apart = {"scale": {"strokeDash": "independent", "color": "independent", "x": "independent", "y": "independent"}}
+    return top | {"concat": parts, "columns": 2, "resolve": apart, "datasets": data}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import pairwise
 
-from hemiola.lab.report.read import Averaged, Evaluation, Folder, Point
+import numpy as np
+
+from hemiola.lab.report.log import NUMBERS, Log, Point
+from hemiola.lab.report.read import Folder
 
 # A long log is thinned to at most this many stretches, and from each stretch the points with the lowest and the highest
 # value of every measure are kept, as are the first and the last point. A stretch is a few pixels wide, so the drawn
@@ -17,52 +19,44 @@ STRETCHES = 60
 
 
 @dataclass(frozen=True)
-class Span:
-    """Mean, lowest and highest over seeds of one number; NaN unless every seed has a finite one."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def over(cls, values: Sequence[float]) -> Span:
-        if not values or not all(map(math.isfinite, values)):
-            return cls(math.nan, math.nan, math.nan)
-        # A mean of huge floats may overflow, and one of equal floats may round past its own ends.
-        low, high = min(values), max(values)
-        mean = fmean(value / len(values) for value in values) * len(values)
-        return cls(min(max(mean, low), high), low, high)
-
-
-@dataclass(frozen=True)
 class Curve:
     """One run at one point of the sweep, over its seeds.
 
     Attributes:
-        steps: One for every evaluation: each number's `Span` over the seeds.
+        mean, low, high: By number, one value for every evaluation; NaN unless every seed has a finite one.
         seeds: How many seeds it is made of.
     """
 
-    steps: tuple[dict[str, Span], ...]
+    mean: Mapping[str, np.ndarray]
+    low: Mapping[str, np.ndarray]
+    high: Mapping[str, np.ndarray]
     seeds: int
 
-    def line(self, x: str, y: str) -> list[tuple[float, float]]:
-        """The mean line, without the points that have no finite place."""
-        places = ((step[x].mean, step[y].mean) for step in self.steps)
-        return [(at, value) for at, value in places if math.isfinite(at) and math.isfinite(value)]
+    def __len__(self) -> int:
+        return len(next(iter(self.mean.values()), ()))
+
+    def at(self, places: Sequence[int]) -> Curve:
+        """Some of its evaluations."""
+        mean, low, high = (
+            {name: one[places] for name, one in which.items()} for which in (self.mean, self.low, self.high)
+        )
+        return Curve(mean, low, high, self.seeds)
+
+    def has(self, measure: str) -> bool:
+        """Whether there is at least one finite number."""
+        return bool(np.isfinite(self.mean[measure]).any())
 
 
-def logs_of(folder: Folder, run: str, point: Point) -> tuple[list[tuple[Evaluation, ...]], bool]:
+def logs_of(folder: Folder, run: str, point: Point) -> tuple[list[Log], bool]:
     """The logs a run's curve is made of, one per seed, and whether they are finished.
 
     Seeds that diverged would pull the mean to infinity, and seeds still running would shift it as they join; so
     finished seeds count if there are any, then running ones, and diverged ones only if there is nothing else.
     """
-    status = {(row.run, row.point, row.seed): row.status for row in folder.rows}
-    by_status: dict[str, list[tuple[Evaluation, ...]]] = defaultdict(list)
-    for key, log in folder.log.items():
-        if key[:2] == (run, point):
-            by_status[status.get(key, "running")].append(log)
+    by_status: dict[str, list[Log]] = defaultdict(list)
+    for seed, status in folder.seeds(run, point).items():
+        if (log := folder.log.get((run, point, seed))) is not None:
+            by_status[status].append(log)
     for kind in ("done", "running", "diverged", "failed"):
         if by_status[kind]:
             return by_status[kind], kind == "done"
@@ -78,55 +72,72 @@ def curve(folder: Folder, run: str, point: Point) -> Curve:
     """
     logs, finished = logs_of(folder, run, point)
     if not logs:
-        return Curve((), 0)
-    length = min(map(len, logs))
-    moments: list[tuple[Evaluation, ...]] = [tuple(log[i] for log in logs) for i in range(length)]
+        return Curve({}, {}, {}, 0)
+    places = np.tile(np.arange(min(map(len, logs))), (len(logs), 1))
     if finished:
-        moments[-1] = tuple(log[-1] for log in logs)
-    steps = tuple(
-        {name: Span.over([seen.numbers[name] for seen in moment]) for name in moment[0].numbers} for moment in moments
-    )
-    return Curve(steps, len(logs))
+        places[:, -1] = [len(log) - 1 for log in logs]
+    spans = {
+        name: spans_of(np.array([log.numbers[name][at] for log, at in zip(logs, places, strict=True)]))
+        for name in NUMBERS
+    }
+    mean, low, high = ({name: span[which] for name, span in spans.items()} for which in range(3))
+    return Curve(mean, low, high, len(logs))
 
 
-def thin(curve: Curve, measures: Iterable[str]) -> Curve:
+def spans_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, lowest and highest over the first axis; NaN unless all are finite."""
+    finite = np.isfinite(values).all(axis=0)
+    values = np.where(finite, values, 0.0)
+    low, high = values.min(axis=0), values.max(axis=0)
+    # A mean of huge floats may overflow, and one of equal floats may round past its own ends.
+    mean = np.clip((values / len(values)).sum(axis=0), low, high)
+    mean, low, high = (np.where(finite, one, np.nan) for one in (mean, low, high))
+    return mean, low, high
+
+
+def thin(line: Curve, measures: Iterable[str], stretches: int = STRETCHES) -> Curve:
     """Keep of a long curve what can be seen: see `STRETCHES`."""
-    count = len(curve.steps)
-    if count <= 2 * STRETCHES:
-        return curve
+    count = len(line)
+    if count <= 2 * stretches:
+        return line
     kept = {0, count - 1}
-    for stretch in range(STRETCHES):
-        inside = range(stretch * count // STRETCHES, (stretch + 1) * count // STRETCHES)
-        for measure in measures:
-            finite = [i for i in inside if math.isfinite(curve.steps[i][measure].mean)]
-            if finite:
-                kept.add(min(finite, key=lambda i: curve.steps[i][measure].mean))
-                kept.add(max(finite, key=lambda i: curve.steps[i][measure].mean))
-    return Curve(tuple(curve.steps[i] for i in sorted(kept)), curve.seeds)
+    edges = [stretch * count // stretches for stretch in range(stretches + 1)]
+    for measure in measures:
+        values = line.mean[measure]
+        for first, end in pairwise(edges):
+            finite = first + np.flatnonzero(np.isfinite(values[first:end]))
+            if len(finite):
+                kept |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
+    return line.at(sorted(kept))
 
 
-def averagings(folder: Folder, run: str, point: Point) -> list[list[Averaged]]:
-    """Every averaging of a run, one list per seed that `logs_of` counts."""
-    logs, _ = logs_of(folder, run, point)
-    return [[one for seen in log for one in seen.history] for log in logs]
+def over(
+    seeds: Iterable[tuple[np.ndarray, np.ndarray]], stretches: int = 3 * STRETCHES
+) -> list[tuple[float, float, float, float]]:
+    """What happened at different places at different seeds, such as averagings: (place, mean, lowest, highest).
 
+    There is no common moment, so stretches of equal length take its place, each with all that happened within it.
 
-def over_steps(histories: Sequence[Sequence[Averaged]], name: str) -> list[tuple[float, Span]]:
-    """Period or spread over local steps: mean and range over all seeds' averagings within each stretch of steps.
-
-    Averagings of different seeds fall on different steps, so there is no common moment; stretches of equal length,
-    three for every one of `STRETCHES`, take its place.
+    Args:
+        seeds: For every seed, places and values.
+        stretches: How many, at most.
     """
-    seen = [(one.step, getattr(one, name)) for history in histories for one in history]
-    places = [(step, value) for step, value in seen if math.isfinite(step) and math.isfinite(value)]
-    if not places:
+    pairs = [np.stack([places, values]) for places, values in seeds]
+    if not pairs:
         return []
-    first, last = min(places)[0], max(places)[0]
-    width = (last - first) / (3 * STRETCHES) or 1.0
-    stretches: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for step, value in places:
-        stretches[int((step - first) / width)].append((step, value))
-    return [
-        (Span.over([step for step, _ in inside]).mean, Span.over([value for _, value in inside]))
-        for _, inside in sorted(stretches.items())
-    ]
+    places, values = np.concatenate(pairs, axis=1)
+    finite = np.isfinite(places) & np.isfinite(values)
+    places, values = places[finite], values[finite]
+    if not len(places):
+        return []
+    width = (places.max() / stretches - places.min() / stretches) or 1.0
+    inside = np.minimum((places - places.min()) / width, stretches).astype(int)
+    order = np.argsort(inside, kind="stable")
+    starts = np.flatnonzero(np.diff(inside[order], prepend=-1))
+    counts = np.diff(np.append(starts, len(order)))
+    # Divided before they are added up: the largest floats overflow else.
+    sizes = np.repeat(counts, counts)
+    where = np.add.reduceat(places[order] / sizes, starts)
+    low, high = (one.reduceat(values[order], starts) for one in (np.minimum, np.maximum))
+    mean = np.clip(np.add.reduceat(values[order] / sizes, starts), low, high)
+    return list(zip(where.tolist(), mean.tolist(), low.tolist(), high.tolist(), strict=True))

@@ -1,87 +1,99 @@
-"""The charts of one page, and what the page's script needs to draw them."""
+"""What the page's script needs to draw the charts: numbers, specifications, and which switch shows what."""
 
 from __future__ import annotations
 
+import json
 import math
-from functools import cache
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
-from hemiola.lab.report import charts, tables, words
-from hemiola.lab.report.read import Folder
+from hemiola.lab.report import charts, marks
+from hemiola.lab.report.charts import Panel
+from hemiola.lab.report.html import chart_figure, swatch
 from hemiola.lab.report.summary import Summary
 
 
 class Drawing:
-    """The charts of one page: sections add to it, `payload` is what the page's script reads."""
+    """The charts of one page: sections add to it, `payload` is what page.js reads.
 
-    def __init__(self, folder: Folder, summary: Summary) -> None:
-        self.folder = folder
+    Columns of numbers and specifications that several charts share travel once.
+    """
+
+    def __init__(self, summary: Summary) -> None:
         self.summary = summary
-        self.runs = folder.runs
-        self.lines = tables.mean_curves(folder, summary)
-        self.measures = tables.available(self.lines, tables.MEASURES)
-        self.charts: list[dict[str, Any]] = []
-        self.tables: dict[str, Any] = {}
+        self.runs = summary.folder.runs
+        self._charts: list[dict[str, Any]] = []
+        self._columns: dict[str, int] = {}
+        self._specs: dict[str, int] = {}
+        self._state: dict[str, str] = {"scale": "linear"}
 
-    def add(self, spec: str, identity: str, label: str, **more: str) -> str:
-        """Add a chart; returns the figure to put into the page."""
-        self.charts.append({"id": identity, "spec": spec, "label": label, **more})
-        return identity
+    def panels(self, name: str) -> list[Panel]:
+        """The panels of a chart of the table."""
+        return list(charts.CHARTS[name](self.summary, marks.PAGE))
 
-    def add_rows(self, name: str, rows: charts.Rows) -> None:
-        """Add a table of a chart that is not a curve."""
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        self.tables[name] = {"columns": columns, "rows": [[_short(row.get(key)) for key in columns] for row in rows]}
+    def add(self, panel: Panel, place: str) -> str:
+        """Add a chart; returns the place to put into the page."""
+        if panel.when.get("measure", self.summary.objective) == self.summary.objective and len(panel.specs) > 1:
+            self._state["scale"] = "log" if panel.log else "linear"
+        self._charts.append(
+            {
+                "place": place,
+                "title": panel.title,
+                "against": panel.against,
+                "rows": self._pooled(panel.rows),
+                "specs": {scale: self._spec(spec) for scale, spec in panel.specs.items()},
+                "when": dict(panel.when),
+            }
+        )
+        return place
 
-    def add_spans(self, name: str, rows: charts.Rows) -> None:
-        """Add a table of one curve chart, its measure called ``name``."""
-        columns = ["run", "x", name, f"{name}_low", f"{name}_high"]
-        cells = [
-            [self.runs.index(row["run"]), *(_short(row[key]) for key in ("x", "mean", "low", "high"))] for row in rows
-        ]
-        self.tables[name] = {"columns": columns, "rows": cells}
+    def charts(self, name: str, kind: str) -> str:
+        """Figures for all panels of a chart, in a grid of this kind; without a grid where the kind is empty."""
+        figures = []
+        for number, panel in enumerate(self.panels(name)):
+            place = self.add(panel, f"{name}-{number}")
+            caption = (
+                f"{swatch(self.runs.index(panel.run))}{escape(panel.run)}" if panel.run else "<b></b> <span></span>"
+            )
+            figures.append(chart_figure(place, caption))
+        made = "".join(figures)
+        return f'<div class="charts {kind}">{made}</div>' if made and kind else made
 
-    def add_curves(self) -> None:
-        """Add the table that all charts over evaluations share."""
-        measures = tables.available(self.lines, (*tables.MEASURES, "herding"))
-        units = {x: tables.axis(self.lines, x)[0] for x in tables.AGAINST}
-        rows = []
-        for run, line in self.lines.items():
-            for step in line.steps:
-                spans = [number for name in measures for number in (step[name].mean, step[name].low, step[name].high)]
-                rows.append(
-                    [self.runs.index(run), *(_short(step[x].mean / units[x]) for x in units), *map(_short, spans)]
-                )
-        columns = ["run", *units, *(name + end for name in measures for end in ("", "_low", "_high"))]
-        self.tables["curves"] = {"columns": columns, "rows": rows}
+    def choose(self, key: str, values: Sequence[str]) -> None:
+        """What a switch is set to when the page opens: the first of the values."""
+        self._state[key] = values[0]
 
     def payload(self) -> dict[str, Any]:
         """What page.js reads."""
-        measure = self.summary.objective if self.summary.objective in self.measures else next(iter(self.measures), "")
-        rows = tables.curve_rows(self.lines, "epochs", measure) if measure else []
         return {
             "runs": self.runs,
-            "measures": {name: words.measure_name(name, self.summary.task) for name in self.measures},
-            "measure": measure,
-            "scale": "log" if tables.prefers_log(rows) else "linear",
-            "tail": tables.TAIL,
-            "tables": self.tables,
-            "specs": _specifications(tuple(self.runs)),
-            "charts": self.charts,
+            "state": self._state,
+            "style": marks.style(marks.PAGE),
+            "columns": [json.loads(text) for text in self._columns],
+            "specs": [json.loads(text) for text in self._specs],
+            "charts": self._charts,
         }
 
+    def _pooled(self, rows: marks.Rows) -> dict[str, int]:
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: _place(self._columns, _column([row.get(name) for row in rows])) for name in names}
 
-@cache
-def _specifications(runs: tuple[str, ...]) -> dict[str, Any]:
-    """The four specifications; ``§x`` and ``§ink`` stand for what differs between charts of one kind."""
-    places = {run: place for place, run in enumerate(runs)}
-    made = {
-        "curves-log": charts.curves(places, "§x", None, True, charts.PAGE),
-        "curves-linear": charts.curves(places, "§x", None, False, charts.PAGE),
-        "staleness": charts.staleness("§ink", charts.PAGE),
-        "ledger": charts.ledger(charts.PAGE),
-    }
-    return {name: charts.spec(chart, charts.PAGE) for name, chart in made.items()}
+    def _spec(self, spec: marks.Spec) -> int:
+        return _place(self._specs, spec)
+
+
+def _place(pool: dict[str, int], value: object) -> int:
+    return pool.setdefault(json.dumps(value, separators=(",", ":"), allow_nan=False), len(pool))
+
+
+def _column(values: Sequence[object]) -> list[object] | dict[str, list[Any]]:
+    """Numbers as they are; words, which repeat, as places in a list of them."""
+    if any(isinstance(value, str) for value in values):
+        words = list(dict.fromkeys(values))
+        places = {word: place for place, word in enumerate(words)}
+        return {"words": words, "at": [places[value] for value in values]}
+    return [_short(value) for value in values]
 
 
 def _short(value: object) -> object:

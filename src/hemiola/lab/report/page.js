@@ -1,8 +1,9 @@
-// Draws the charts of the report. PAGE holds the runs, the tables, the Vega-Lite specifications and the list of charts.
-// Switches and the legend act on all charts at once.
+// Draws the charts of the report. PAGE holds the runs, columns of numbers, Vega-Lite specifications, and the charts:
+// which columns and which specification each takes, its place in the page, and at which settings of the switches it is
+// seen. Switches and the legend act on all charts at once.
 const PAGE = JSON.parse(document.getElementById("data").textContent);
 const views = new Map();
-const state = { scale: PAGE.scale, measure: PAGE.measure, lit: new Set() };
+const state = { ...PAGE.state, lit: new Set() };
 const tip = document.getElementById("tip");
 
 async function unpack() {
@@ -21,45 +22,40 @@ function figure(value) {
   if (typeof value !== "number" || !isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e7 || size < 1e-4) return value.toExponential(2);
+  if (size >= 1e7 || size < 1e-4) return value.toExponential(2).replace("+", "");
   return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
-// Tables travel as columns and rows of numbers, runs as their place in the list; see page.py.
+// Columns of words travel as a list of the words and, row by row, which it is.
+function column(place) {
+  const found = PAGE.columns[place];
+  return found.words ? found.at.map((word) => found.words[word]) : found;
+}
+
 function rowsOf(chart) {
-  const table = PAGE.tables[chart.table];
-  const at = (name) => table.columns.indexOf(name);
-  if (chart.spec !== "curves") return table.rows.map((row) => Object.fromEntries(table.columns.map((name, i) => [name, row[i]])));
-  const y = chart.y ?? state.measure;
-  const [run, x, mean, low, high] = ["run", chart.x, y, y + "_low", y + "_high"].map(at);
-  return table.rows
-    .filter((row) => row[x] !== null && row[mean] !== null)
-    .map((row) => ({ run: PAGE.runs[row[run]], x: row[x], mean: row[mean], low: row[low], high: row[high] }));
+  const columns = Object.entries(chart.rows).map(([name, place]) => [name, column(place)]);
+  const rows = columns[0][1].map((_, i) => Object.fromEntries(columns.map(([name, values]) => [name, values[i]])));
+  return rows.map((row) => Object.fromEntries(Object.entries(row).filter(([, value]) => value !== null)));
 }
 
-function specOf(chart, rows) {
-  let name = chart.spec;
-  if (name === "curves") name += state.scale === "log" && rows.some((row) => row.mean > 0) ? "-log" : "-linear";
-  const swapped = { "§x": chart.title ?? "", "§ink": chart.ink ?? "" };
-  const lite = JSON.parse(JSON.stringify(PAGE.specs[name]), (_, value) => swapped[value] ?? value);
-  return { ...lite, description: chart.label, datasets: { rows } };
+function specOf(chart) {
+  const place = chart.specs[state.scale] ?? Object.values(chart.specs)[0];
+  const text = [chart.title, chart.against].filter(Boolean).join(" against ");
+  return { ...structuredClone(PAGE.specs[place]), config: PAGE.style, description: text, datasets: { rows: rowsOf(chart) } };
 }
 
-function describe(chart, datum) {
-  const line = (label, value) => [label, value];
-  if (chart.spec === "curves") {
-    const same = datum.low === datum.high;
-    return [
-      datum.run,
-      line(chart.title, figure(datum.x)),
-      line(chart.y ? chart.yTitle : PAGE.measures[state.measure], figure(datum.mean)),
-      ...(same ? [] : [line("lowest to highest", `${figure(datum.low)} to ${figure(datum.high)}`)]),
-    ];
-  }
-  if (chart.spec === "ledger") return [`worker ${datum.worker}`, line(datum.fate, figure(datum.units))];
-  if (datum.rule) return [datum.rule, line("staleness", figure(datum.at))];
-  const more = datum.staleness === PAGE.tail ? " or more" : "";
-  return [`staleness ${datum.staleness}${more}`, line("share of reports", `${figure(100 * datum.share)} %`)];
+const seen = (chart) => Object.entries(chart.when).every(([key, value]) => state[key] === value);
+
+// What the pointer is told: a title and lines, by what a row has.
+function describe(chart, row) {
+  if (row.what) return [`worker ${row.worker} ${row.what}`, ["for", figure(row.end - row.begin)]];
+  if (row.fate) return [row.name, [row.fate, figure(row.units)]];
+  if (row.rule) return [row.rule, ["staleness", figure(row.at)]];
+  if (row.share !== undefined) return [`staleness ${row.staleness}`, ["share of reports", `${figure(100 * row.share)} %`]];
+  if (row.seed !== undefined) return [row.run, [`seed ${row.seed}`, figure(row.value)]];
+  if (row.text !== undefined) return [row.run, [chart.title, row.text]];
+  const band = row.low === row.high ? [] : [["lowest to highest", `${figure(row.low)} to ${figure(row.high)}`]];
+  return [row.run, [chart.against, figure(row.x)], [chart.title, figure(row.mean)], ...band];
 }
 
 function tooltip(chart) {
@@ -77,24 +73,36 @@ function tooltip(chart) {
 }
 
 async function draw(chart) {
-  const place = document.getElementById(chart.id);
-  views.get(chart.id)?.finalize();
+  const place = document.getElementById(chart.place);
+  const [title, against] = ["b", "span"].map((part) => place.closest("figure").querySelector(`figcaption > ${part}`));
+  if (title) title.textContent = chart.title;
+  if (against) against.textContent = `against ${chart.against}`;
+  views.get(chart.place)?.finalize();
   place.replaceChildren();
-  const rows = rowsOf(chart);
-  if (chart.spec === "curves" && !chart.y) place.closest("figure").querySelector("b").textContent = PAGE.measures[state.measure];
   const options = { mode: "vega-lite", renderer: "svg", actions: false, defaultStyle: false, tooltip: tooltip(chart) };
-  const { view } = await vegaEmbed(place, specOf(chart, rows), options);
-  views.set(chart.id, view);
-  view.addEventListener("click", (_, item) => item?.datum?.datum?.run !== undefined ? light(item.datum.datum.run) : item?.datum?.run !== undefined && light(item.datum.run));
-  if (chart.spec === "curves") await view.signal("highlight", [...state.lit]).runAsync();
+  const { view } = await vegaEmbed(place, specOf(chart), options);
+  views.set(chart.place, view);
+  view.addEventListener("click", (_, item) => {
+    const run = item?.datum?.datum?.run ?? item?.datum?.run;
+    if (run !== undefined) light(run);
+  });
+  await highlight(view);
+}
+
+async function highlight(view) {
+  try {
+    await view.signal("highlight", [...state.lit]).runAsync();
+  } catch {
+    // Charts of single runs have nothing to highlight.
+  }
 }
 
 function drawAll(charts) {
   return Promise.all(
-    charts.map((chart) =>
+    charts.filter(seen).map((chart) =>
       draw(chart).catch((error) => {
         console.error(error);
-        document.getElementById(chart.id).textContent = "This chart could not be drawn.";
+        document.getElementById(chart.place).textContent = "This chart could not be drawn.";
       }),
     ),
   );
@@ -103,9 +111,9 @@ function drawAll(charts) {
 function light(run) {
   state.lit.has(run) ? state.lit.delete(run) : state.lit.add(run);
   const legend = document.querySelector(".legend");
-  legend.classList.toggle("chosen", state.lit.size > 0);
-  for (const button of legend.children) button.setAttribute("aria-pressed", state.lit.has(PAGE.runs[button.dataset.run]));
-  for (const chart of PAGE.charts) if (chart.spec === "curves") views.get(chart.id)?.signal("highlight", [...state.lit]).runAsync();
+  legend?.classList.toggle("chosen", state.lit.size > 0);
+  for (const button of legend?.children ?? []) button.setAttribute("aria-pressed", state.lit.has(PAGE.runs[button.dataset.run]));
+  for (const view of views.values()) highlight(view);
 }
 
 for (const button of document.querySelectorAll(".legend button")) button.addEventListener("click", () => light(PAGE.runs[button.dataset.run]));
@@ -115,9 +123,9 @@ for (const button of document.querySelectorAll("[data-set]")) {
   button.addEventListener("click", async () => {
     state[set] = value;
     for (const other of document.querySelectorAll(`[data-set="${set}"]`)) other.setAttribute("aria-pressed", other === button);
-    await drawAll(PAGE.charts.filter((chart) => chart.spec === "curves" && (set === "scale" || !chart.y)));
+    await drawAll(PAGE.charts.filter((chart) => (set === "scale" ? Object.keys(chart.specs).length > 1 : set in chart.when)));
   });
 }
 await unpack();
 await drawAll(PAGE.charts);
-document.documentElement.dataset.drawn = PAGE.charts.length;
+document.documentElement.dataset.drawn = PAGE.charts.filter(seen).length;

@@ -1,8 +1,8 @@
 """The report as one HTML file that needs nothing else: no network, no other file.
 
-Vega and Vega-Lite travel inside the page, compressed (vl-convert's bundle is 0.9 MB as text, 0.4 MB so); every
-browser since 2023 can unpack it. All curve charts share two specifications, one for each scale of the vertical axis,
-and one table of numbers, rounded to five significant digits.
+Above the fold the conclusion and one picture, then the table, then curves, then what the policies and the workers did.
+A section without content is not there. Vega and Vega-Lite travel inside the page, compressed (vl-convert's bundle is
+0.9 MB as text, 0.4 MB so); every browser since 2023 can unpack it.
 """
 
 from __future__ import annotations
@@ -11,38 +11,56 @@ import base64
 import gzip
 import json
 import math
+import zlib
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib import resources
+from importlib.metadata import version
 
 import vl_convert
 
-from hemiola.lab.report import charts, tables, words
-from hemiola.lab.report.conclusion import sentences
-from hemiola.lab.report.curves import STRETCHES
+from hemiola.cache import cache_folder, keep
+from hemiola.lab.report import conclusion, words
 from hemiola.lab.report.drawing import Drawing
-from hemiola.lab.report.html import Cells, chart_figure, definition_list, html_table, section, swatch
-from hemiola.lab.report.read import Folder, number, table
-from hemiola.lab.report.summary import POLICIES, RESULTS, Cell, RunSummary, Summary, summarise
+from hemiola.lab.report.html import (
+    Cells,
+    chart_figure,
+    definition_list,
+    html_table,
+    named,
+    part,
+    section,
+    swatch,
+    switch,
+)
+from hemiola.lab.report.log import number, table
+from hemiola.lab.report.read import Folder
+from hemiola.lab.report.rows import GROUPS, LINES, swept_keys
+from hemiola.lab.report.settings import command, described, reproduce
+from hemiola.lab.report.summary import DRAWN, POLICIES, RESULTS, Cell, Ended, RunSummary, Summary
+from hemiola.lab.report.verdicts import BETTER, WORSE, Verdict, verdicts
 
 
-def render(folder: Folder) -> str:
-    """The page of a folder."""
-    summary = summarise(folder)
-    drawing = Drawing(folder, summary)
-    body = [
-        _curves(drawing),
-        _order(drawing),
-        _period(drawing),
-        _pace(drawing),
-        _work(folder, summary),
-        _sweep(summary),
-        _runs(folder),
-        _experiment(folder),
-    ]
+def render(summary: Summary) -> str:
+    """The page of a folder, or of several."""
+    folder, drawing = summary.folder, Drawing(summary)
+    found = {verdict.run: verdict for verdict in verdicts(summary)}
     task = str(folder.task.get("name") or words.options(folder.shared.get("task", "results")))
     names = words.listed(folder.runs) if len(folder.runs) < 4 else f"{len(folder.runs)} runs compared"
     title = str(folder.experiment.get("title") or f"{task}: {names}")
+    said = "".join(f'<p class="conclusion">{escape(line)}</p>' for line in conclusion.conclusions(summary, found))
+    body = [
+        _picture(drawing),
+        _results(summary),
+        _against(summary, found),
+        _progress(drawing),
+        _sweep(drawing),
+        _policies(drawing),
+        _workers(drawing),
+        _runs(folder),
+        section("How to reproduce it", "", reproduce(folder)),
+    ]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -59,21 +77,20 @@ def render(folder: Folder) -> str:
 <p class="eyebrow">hemiola report</p>
 <h1>{escape(title)}</h1>
 <p class="facts">{escape(_facts(folder))}</p>
-{_headline(folder, summary)}
+{said}
 </header>
 <main>
-{_results(folder, summary)}
 {"".join(body)}
 </main>
 <footer>
-<p>Lines are means over seeds, bands reach from the lowest to the highest seed. Logs of more than {2 * STRETCHES}
-evaluations are drawn from the lowest and the highest point of each of {STRETCHES} stretches. Figures for a paper:
-<code>hemiola report DIR --figure {_example(summary)}-vs-seconds.svg</code>.</p>
+<p>Lines are means over seeds, bands reach from the lowest to the highest seed; long logs are drawn from the lowest and
+the highest point of each short stretch.{_left_out(summary)} Figures for a paper:
+<code>{escape(command(folder))} --figure time-to-target.svg</code>.</p>
 <p>Made by hemiola {escape(folder.version)}. Charts are drawn by <a href="https://vega.github.io/vega/">Vega</a>, which
 is part of this file.</p>
 </footer>
 <div id="tip" role="status" hidden></div>
-<noscript><p class="failed">The charts need JavaScript; the tables do not.</p></noscript>
+<noscript><p class="note">The charts need JavaScript; the tables do not.</p></noscript>
 <script type="application/json" id="data">{_embedded(drawing.payload())}</script>
 <script type="application/octet-stream" id="vega">{_vega()}</script>
 <script type="module">
@@ -83,21 +100,10 @@ is part of this file.</p>
 """
 
 
-# ------------------------------------------------------------------------------------------------------- the sections
-
-
-def _example(summary: Summary) -> str:
-    return "gap" if summary.objective == "train_gap" else "loss"
-
-
-def _headline(folder: Folder, summary: Summary) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in sentences(folder, summary))
-    return f'<ul class="headline">{items}</ul>'
-
-
 def _facts(folder: Folder) -> str:
     shared, task = folder.shared, folder.task
-    cluster, seeds = table(shared.get("cluster")), shared.get("seeds")
+    cluster, seeds = shared.get("cluster"), shared.get("seeds")
+    name = cluster if isinstance(cluster, str) else table(cluster).get("name")
     facts = [
         str(task.get("name") or "") if shared.get("title") else "",
         *(
@@ -108,25 +114,49 @@ def _facts(folder: Folder) -> str:
         f"{shared['workers']} workers" if "workers" in shared else "",
         f"batch {shared['batch']}" if "batch" in shared else "",
         f"{len(seeds)} seeds" if isinstance(seeds, list) and len(seeds) > 1 else "",
-        f"{cluster['name']} cluster" if cluster.get("name") else "",
+        f"{name} cluster" if name else "",
     ]
     return " · ".join(fact for fact in facts if fact)
 
 
-def _results(folder: Folder, summary: Summary) -> str:
-    columns = summary.columns(RESULTS)
-    if not columns:
+def _left_out(summary: Summary) -> str:
+    if len(summary.runs) <= DRAWN:
         return ""
-    note = (
-        "Mean ± sample standard deviation over the seeds that finished. Bold on a tint: the best mean of a column, and "
-        "any within its deviation."
+    return f" Charts show {DRAWN} of the {len(summary.runs)} runs: the references and those that end best."
+
+
+# ------------------------------------------------------------------------------------------------- what came out of it
+
+
+def _picture(drawing: Drawing) -> str:
+    """What it takes to reach the lowest target, run by run."""
+    kinds = {"seconds": "time", "bytes_per_worker": "bytes", "epochs": "epochs", "end": "end"}
+    there: dict[str, list[str]] = {}
+    for cost, name in kinds.items():
+        for panel in drawing.panels("end" if cost == "end" else f"{name}-to-target"):
+            place = drawing.add(panel, f"target-{drawing.runs.index(panel.run)}")
+            there.setdefault(cost, []).append(place)
+    if not there:
+        return ""
+    drawing.choose("cost", list(there))
+    places = list(dict.fromkeys(place for found in there.values() for place in found))
+    buttons = [(cost, name) for cost, name in kinds.items() if cost in there]
+    figures = "".join(chart_figure(place, "<b></b>") for place in places)
+    return (
+        f'<div class="picture">{figures}<div class="switches">{switch("cost", "What is compared", buttons)}'
+        '<span class="note">bar: mean; dot: one seed</span></div></div>'
     )
+
+
+def _results(summary: Summary) -> str:
+    columns = summary.columns(RESULTS)
+    note = "Mean ± standard deviation over seeds. Tinted: the best of a column, and what is not shown to be worse."
     if summary.swept:
-        note += f" Each run is shown at the point of the sweep with its lowest {words.OBJECTIVES[summary.objective]}."
-    return section("Results", note, _run_table(folder, summary, columns))
+        note += f" Each run at the point of the sweep with its lowest {words.OBJECTIVES[summary.objective]}."
+    return section("Results", note, _run_table(summary, columns) if columns else "")
 
 
-def _run_table(folder: Folder, summary: Summary, columns: list[str]) -> str:
+def _run_table(summary: Summary, columns: Sequence[str]) -> str:
     def cells(run: RunSummary) -> Cells:
         return [
             (_cell(summary, name, run.best.cells[name]), "number best" if run.best.cells[name].best else "number")
@@ -134,202 +164,82 @@ def _run_table(folder: Folder, summary: Summary, columns: list[str]) -> str:
         ]
 
     heads = [summary.title(name) for name in columns]
-    rows = [(_run_head(folder, run), cells(run)) for run in summary.runs]
-    return html_table("Run", heads, rows, numeric=True)
+    return html_table("Run", heads, [(_run_head(summary, run), cells(run)) for run in summary.runs])
 
 
-def _run_head(folder: Folder, run: RunSummary) -> str:
+def _run_head(summary: Summary, run: RunSummary) -> str:
     detail = [words.point(run.best.point) if len(run.points) > 1 else "", run.best.seeds]
-    small = ", ".join(escape(part) for part in detail if part)
-    return f"{swatch(folder.runs.index(run.name))}{escape(run.name)}<small>{small}</small>"
+    small = ", ".join(escape(one) for one in detail if one)
+    return f"{named(summary.folder.runs.index(run.name), run.name)}<small>{small}</small>"
 
 
 def _cell(summary: Summary, measure: str, cell: Cell) -> str:
+    if math.isnan(cell.mean):
+        return ""
     mean, deviation = summary.shown(measure, cell)
     text = escape(mean) + (f' <span class="deviation">± {escape(deviation)}</span>' if deviation else "")
     return text + ('<span class="vh"> (best)</span>' if cell.best else "")
 
 
-def _curves(drawing: Drawing) -> str:
-    if not drawing.measures:
+def _against(summary: Summary, found: Mapping[str, Verdict]) -> str:
+    """Every run against its reference: one column for every question."""
+    questions = {"seconds": "time", "bytes_per_worker": "bytes", "epochs": "epochs", "end": "at the end"}
+    tables = []
+    for group in summary.groups:
+        compared = [(run, found[run.name]) for run in group[1:] if found[run.name].aspects]
+        asked = [name for name in questions if any(name in verdict.aspects for _, verdict in compared)]
+        rows = []
+        for run, verdict in compared:
+            cells: Cells = []
+            for name in asked:
+                aspect = verdict.aspects.get(name)
+                kind = {BETTER: "good", WORSE: "bad"}.get(aspect.verdict, "") if aspect else ""
+                cells.append((escape(conclusion.short(aspect)) if aspect else "", kind))
+            rows.append((_run_head(summary, run), cells))
+        heads = [questions[name] for name in asked]
+        tables.append(part(f"Against {group[0].name}", "", html_table("Run", heads, rows, numeric=False)))
+    missed = [line for one in found.values() for line in conclusion.missed(one)]
+    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in [*missed, *conclusion.notes(summary, found)])
+    return section("How sure that is", "", "".join(tables) + notes if any(tables) or notes else "")
+
+
+def _progress(drawing: Drawing) -> str:
+    """The curves, with the legend of the whole page."""
+    figures, measures = [], {}
+    for x in ("epochs", "seconds", "bytes"):
+        places = set()
+        for y in ("gap", "loss", "test-loss", "metric"):
+            for panel in drawing.panels(f"{y}-vs-{x}"):
+                places.add(drawing.add(panel, f"against-{x}"))
+                measures[panel.when["measure"]] = panel.title
+        figures += [chart_figure(place, "<b></b> <span></span>") for place in places]
+    if not figures:
         return ""
-    drawing.add_curves()
-    figures = []
-    for x, against in zip(tables.AGAINST, ("epochs", "cluster time", "bytes sent"), strict=True):
-        title = tables.axis(drawing.lines, x)[1]
-        identity = drawing.add(
-            "curves", f"against-{x}", f"{against}, one line for every run", table="curves", x=x, title=title
-        )
-        figures.append(chart_figure(identity, f"<b></b> <span>against {against}</span>"))
+    summary = drawing.summary
+    first = summary.objective if summary.objective in measures else next(iter(measures))
+    drawing.choose("measure", [first])
+    legend = "".join(
+        f'<button type="button" data-run="{place}" aria-pressed="false">{swatch(place)}{escape(run)}</button>'
+        for place, run in enumerate(drawing.runs)
+        if run in summary.curves
+    )
+    switches = switch("measure", "What is drawn", list(measures.items()))
+    switches += switch("scale", "Vertical axis", [("log", "log"), ("linear", "linear")])
     return section(
         "Progress",
         "",
         '<p class="note screen">Click a run, here or in a chart, to highlight it everywhere.</p>'
-        f'{_controls(drawing)}<div class="charts">{"".join(figures)}</div>',
-    )
-
-
-def _controls(drawing: Drawing) -> str:
-    legend = "".join(
-        f'<button type="button" data-run="{place}" aria-pressed="false">{swatch(place)}{escape(run)}</button>'
-        for place, run in enumerate(drawing.runs)
-        if run in drawing.lines
-    )
-    named = [(name, words.measure_name(name, drawing.summary.task)) for name in drawing.measures]
-    measures = _switch("measure", "What is drawn", named) if len(drawing.measures) > 1 else ""
-    scales = _switch("scale", "Vertical axis", [("log", "log"), ("linear", "linear")])
-    return (
         f'<div class="controls"><div class="legend" role="group" aria-label="Runs">{legend}</div>'
-        f'<div class="switches">{measures}{scales}</div></div>'
+        f'<div class="switches">{switches}</div></div><div class="charts">{"".join(figures)}</div>',
     )
 
 
-def _switch(key: str, label: str, values: list[tuple[str, str]]) -> str:
-    buttons = "".join(
-        f'<button type="button" data-set="{key}" data-value="{value}">{escape(text)}</button>' for value, text in values
-    )
-    return f'<div class="group" role="group" aria-label="{label}">{buttons}</div>'
-
-
-def _order(drawing: Drawing) -> str:
-    if not tables.available(drawing.lines, ["herding"]):
-        return ""
-    identity = drawing.add(
-        "curves",
-        "herding",
-        "herding bound against epochs",
-        table="curves",
-        x="epochs",
-        y="herding",
-        title="epochs",
-        yTitle="herding bound",
-    )
-    skipped = {run: line.steps[-1]["skipped"].mean for run, line in drawing.lines.items()}
-    lost = [f"{run} {words.figure(count)}" for run, count in skipped.items() if count > 0]
-    note = (
-        "The largest norm of a prefix sum of centred gradients within the epoch, in sketch space: smaller is a better "
-        "order."
-    )
-    if lost:
-        note += f" Pairs skipped because a gradient was not finite (mean over seeds): {words.listed(lost)}."
-    return section(
-        "Order: the herding bound",
-        note,
-        f'<div class="charts two">{chart_figure(identity, "Herding bound <span>against epochs</span>")}</div>',
-    )
-
-
-def _period(drawing: Drawing) -> str:
-    figures = []
-    for name in ("period", "spread"):
-        rows = tables.period_rows(drawing.folder, drawing.summary, name)
-        if rows:
-            drawing.add_spans(name, rows)
-            label = f"{name} against local steps"
-            identity = drawing.add(
-                "curves", f"{name}-over-time", label, table=name, x="x", y=name, title="local steps", yTitle=name
-            )
-            figures.append(chart_figure(identity, f"{name.capitalize()} <span>over local steps</span>"))
-    note = (
-        "Period: local steps between two averagings. Spread: mean squared distance of the workers' weights from their "
-        "mean when they averaged. Line and band: mean and range over the averagings of all seeds in each stretch of "
-        "steps."
-    )
-    return (
-        section("Period: when the workers averaged", note, f'<div class="charts two">{"".join(figures)}</div>')
-        if figures
-        else ""
-    )
-
-
-def _pace(drawing: Drawing) -> str:
-    folder = drawing.folder
-    histograms, ledgers = [], []
-    for run in drawing.summary.runs:
-        place = folder.runs.index(run.name)
-        caption = f"{swatch(place)}{escape(run.name)}"
-        if rows := tables.staleness_rows(folder, run):
-            drawing.add_rows(f"staleness-{place}", rows)
-            identity = drawing.add(
-                "staleness",
-                f"staleness-{place}",
-                f"staleness of {run.name}",
-                table=f"staleness-{place}",
-                ink=charts.colour(place),
-            )
-            histograms.append(chart_figure(identity, caption))
-        if rows := tables.ledger_rows(folder, run):
-            drawing.add_rows(f"ledger-{place}", rows)
-            identity = drawing.add("ledger", f"ledger-{place}", f"ledger of {run.name}", table=f"ledger-{place}")
-            ledgers.append(chart_figure(identity, caption))
-    stale = "Updates between reading the weights and using the report, over all merged reports."
-    units = (
-        "What became of every worker's units, summed over seeds. Cancelled units come again; dropped ones were too "
-        "stale, refused ones not finite."
-    )
-    if number(folder.shared.get("workers")) > tables.GROUPS:
-        units += f" Neighbouring workers are shown as the means of {tables.GROUPS} groups."
-    parts = [
-        section("Pace: staleness", stale, f'<div class="charts small">{"".join(histograms)}</div>')
-        if histograms
-        else "",
-        section("Pace: the ledger", units, f'<div class="charts small">{"".join(ledgers)}</div>') if ledgers else "",
-        _prediction(folder, drawing.summary),
-    ]
-    return "".join(parts)
-
-
-def _prediction(folder: Folder, summary: Summary) -> str:
-    rows = []
-    for run in summary.runs:
-        law = folder.predicted.get(run.name, {})
-        pairs = [
-            ("mean_update_seconds", law.get("update_seconds", math.nan)),
-            ("mean_staleness", law.get("staleness", math.nan)),
-        ]
-        if not any(math.isfinite(expected) for _, expected in pairs):
-            continue
-        cells: Cells = []
-        for measure, expected in pairs:
-            cell = run.best.cells[measure]
-            off = (
-                f"{100 * (cell.mean / expected - 1):+.1f} %"
-                if expected and math.isfinite(cell.mean / expected)
-                else "–"
-            )
-            cells += [
-                (escape(words.figure(expected / summary.unit(measure)[0])), "number"),
-                (_cell(summary, measure, cell), "number"),
-                (off.replace("-", "−"), "number"),
-            ]
-        rows.append((_run_head(folder, run), cells))
-    time, stale = summary.title("mean_update_seconds"), summary.title("mean_staleness")
-    heads = [f"{time}, predicted", "measured", "deviation", f"{stale}, predicted", "measured", "deviation"]
-    note = (
-        "What theory expects of the delays and the pace, beside what was measured (mean ± sample standard deviation "
-        "over seeds)."
-    )
-    return (
-        section("Pace: predicted against measured", note, html_table("Run", heads, rows, numeric=True)) if rows else ""
-    )
-
-
-def _work(folder: Folder, summary: Summary) -> str:
-    columns = [name for name in summary.columns(POLICIES) if any(run.best.cells[name].mean for run in summary.runs)]
-    return (
-        section(
-            "What the policies did",
-            "Mean ± sample standard deviation over seeds.",
-            _run_table(folder, summary, columns),
-        )
-        if columns
-        else ""
-    )
-
-
-def _sweep(summary: Summary) -> str:
+def _sweep(drawing: Drawing) -> str:
+    """The whole curve over each swept value, and the numbers."""
+    summary = drawing.summary
     if not summary.swept:
         return ""
+    keys = swept_keys(summary)
     points = sorted(
         {one.point for run in summary.runs for one in run.points},
         key=lambda at: [(number(value), value) for _, value in at],
@@ -339,32 +249,146 @@ def _sweep(summary: Summary) -> str:
         cells: Cells = []
         for run in summary.runs:
             ended = next((one for one in run.points if one.point == at), None)
-            text = _cell(summary, summary.objective, ended.cells[summary.objective]) if ended else "–"
-            if ended and not ended.sound:
-                text += f" <small>{escape(ended.seeds)}</small>"
-            cells.append((text, "number best" if run.best.point == at and run.best.counts["done"] else "number"))
+            best = ended is not None and run.best.point == at and run.best.counts["done"] > 0
+            cells.append((_swept_cell(summary, ended) if ended else "", "number best" if best else "number"))
         rows.append((escape(words.point(at)), cells))
-    note = f"Final {words.OBJECTIVES[summary.objective]} at every point; each run's best in bold on a tint."
-    return section("The sweep", note, html_table("Point", [run.name for run in summary.runs], rows, numeric=True))
+    name = words.OBJECTIVES[summary.objective]
+    note = f"The {name} at the end, a mean over the last tenth; band and dots: the seeds, each run's best point tinted."
+    if len(keys) > 1:
+        note += " Each curve is at the best of the other swept values."
+    numbers = html_table("Point", [run.name for run in summary.runs], rows)
+    if len(points) > 12:
+        numbers = f"<details><summary>All {len(points)} points in numbers</summary>{numbers}</details>"
+    return section("The sweep", note, drawing.charts("sweep", "two") + numbers)
+
+
+def _swept_cell(summary: Summary, ended: Ended) -> str:
+    if not ended.counts["done"]:
+        return f"<small>{escape(ended.seeds)}</small>"
+    mean, deviation = words.with_deviation(ended.final.mean, ended.final.deviation)
+    text = escape(mean) + (f' <span class="deviation">± {escape(deviation)}</span>' if deviation else "")
+    return text if ended.sound else f"{text} <small>{escape(ended.seeds)}</small>"
+
+
+# --------------------------------------------------------------------------------------- what policies and workers did
+
+
+def _policies(drawing: Drawing) -> str:
+    """What was decided while it ran."""
+    explained = {
+        "period-over-time": "Period: local steps between two averagings.",
+        "k-over-time": "K: reports an update waits for, where it changes.",
+        "lr-over-time": "",
+        "spread-over-time": "Spread: mean squared distance of the workers' weights from their mean when they averaged.",
+        "herding": "Herding bound: the largest norm of a prefix sum of centred gradients within an epoch, in sketch "
+        "space; smaller is a better order.",
+    }
+    grids = {name: drawing.charts(name, "") for name in explained}
+    said = [explained[name] for name, grid in grids.items() if grid]
+    skipped = {run: line.mean["skipped"][-1] for run, line in drawing.summary.curves.items()}
+    lost = [f"{run} {words.figure(count)}" for run, count in skipped.items() if count > 0]
+    if lost:
+        said.append(f"Pairs skipped because a gradient was not finite (mean over seeds): {words.listed(lost)}.")
+    figures = "".join(grids.values())
+    return section(
+        "What the policies decided",
+        " ".join(filter(None, said)),
+        figures and f'<div class="charts two">{figures}</div>',
+    )
+
+
+def _workers(drawing: Drawing) -> str:
+    """Where the workers' time and the examples went."""
+    summary = drawing.summary
+    workers = number(summary.folder.shared.get("workers"))
+    lines = f" The first {LINES} workers are shown." if workers > LINES else ""
+    means = f" Neighbouring workers are shown as the means of {GROUPS} groups." if workers > GROUPS else ""
+    body = [
+        part(
+            "A time line of workers",
+            f"Who did what in a short window of the first seed; where nothing is drawn a worker waits.{lines}",
+            drawing.charts("timeline", "two"),
+        ),
+        part("Time and work in numbers", "Mean ± standard deviation over seeds.", _work(summary)),
+        part("Predicted and measured", "What theory expects of the delays and the pace.", _prediction(summary)),
+        part(
+            "Staleness",
+            "Updates between reading the weights and using the report, over all merged reports.",
+            drawing.charts("staleness", "small"),
+        ),
+        part(
+            "Whose units were used",
+            "What became of every worker's units, summed over seeds. Cancelled units come again; dropped ones were too "
+            f"stale, refused ones not finite.{means}",
+            drawing.charts("ledger", "small"),
+        ),
+        part(
+            "Which labels were used",
+            "Visits to an average example of each label, by what became of them, over all seeds.",
+            drawing.charts("labels", "small"),
+        ),
+    ]
+    return section("What the workers did", "", "".join(body))
+
+
+def _work(summary: Summary) -> str:
+    columns = [name for name in summary.columns(POLICIES) if any(run.best.cells[name].mean > 0 for run in summary.runs)]
+    if "averagings" in columns and all(
+        run.best.cells["averagings"].mean == run.best.cells["updates"].mean for run in summary.runs
+    ):
+        columns.remove("averagings")
+    return _run_table(summary, columns) if columns else ""
+
+
+def _prediction(summary: Summary) -> str:
+    measured = {"mean_update_seconds": "update_seconds", "mean_staleness": "staleness"}
+    laws = {run.name: summary.folder.predicted.get(run.name, {}) for run in summary.runs}
+
+    def known(run: RunSummary, measure: str) -> bool:
+        expected = laws[run.name].get(measured[measure], math.nan)
+        mean = run.best.cells[measure].mean
+        return math.isfinite(expected) and math.isfinite(mean) and (expected > 0 or mean > 0)
+
+    asked = [measure for measure in measured if any(known(run, measure) for run in summary.runs)]
+    rows = []
+    for run in summary.runs:
+        cells: Cells = []
+        for measure in asked:
+            if not known(run, measure):
+                cells += [("", "number")] * 3
+                continue
+            expected, cell = laws[run.name][measured[measure]], run.best.cells[measure]
+            off = f"{100 * (cell.mean / expected - 1):+.1f} %".replace("-", "−") if expected else ""
+            cells += [
+                (escape(words.figure(expected / summary.unit(measure)[0])), "number"),
+                (_cell(summary, measure, cell), "number"),
+                (off, "number"),
+            ]
+        if any(html for html, _ in cells):
+            rows.append((_run_head(summary, run), cells))
+    heads = [text for name in asked for text in (f"{summary.title(name)}, predicted", "measured", "deviation")]
+    return html_table("Run", heads, rows)
 
 
 def _runs(folder: Folder) -> str:
-    known = {"run", "name", "order", "period", "pace", "sweep", *folder.shared}
-    extra = list(dict.fromkeys(key for run in folder.runs for key in folder.settings(run) if key not in known))
+    """What each run was, and what all have in common."""
+    hidden = {"run", "name", "order", "period", "pace", "sweep", "title", *folder.shared}
+    extra = list(dict.fromkeys(key for run in folder.runs for key in folder.settings(run) if key not in hidden))
     rows = []
     for place, run in enumerate(folder.runs):
         settings = folder.settings(run)
         cells: Cells = [(escape(words.policy(kind, settings)), "") for kind in ("order", "period", "pace")]
-        cells += [(escape(words.options(settings.get(key))), "") for key in extra]
-        rows.append((swatch(place) + escape(run), cells))
+        cells += [
+            (escape(words.options(settings.get(key)) if settings.get(key) is not None else ""), "") for key in extra
+        ]
+        rows.append((named(place, run), cells))
     heads = ["Order: which example next", "Period: when to average", "Pace: how many to wait for", *extra]
-    return section("What each run was", "", html_table("Run", heads, rows, numeric=False)) if rows else ""
-
-
-def _experiment(folder: Folder) -> str:
-    hidden = {"title", "order", "period", "pace"}
-    given = [(key, words.options(value)) for key, value in folder.shared.items() if key not in hidden]
-    return section("The experiment", "", definition_list(given)) if given else ""
+    common = definition_list(described(folder))
+    return section(
+        "What each run was",
+        "",
+        html_table("Run", heads, rows, numeric=False) + part("The same for all", "", common),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- the parts
@@ -381,8 +405,13 @@ def _asset(name: str) -> str:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and the function ``vegaEmbed``, gzipped, in base64."""
-    packed = gzip.compress(
-        vl_convert.javascript_bundle(snippet="window.vegaEmbed = vegaEmbed;").encode(), compresslevel=9, mtime=0
-    )
-    return base64.b64encode(packed).decode()
+    """Vega, Vega-Lite and the function ``vegaEmbed``, gzipped, in base64; bundling takes a second and is done once."""
+    path = cache_folder() / f"vega-{version('vl-convert-python')}.json"
+    try:
+        text = str(json.loads(path.read_text())["vega"])
+        gzip.decompress(base64.b64decode(text))  # which checks its sum
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error):
+        bundle = vl_convert.javascript_bundle(snippet="window.vegaEmbed = vegaEmbed;").encode()
+        text = base64.b64encode(gzip.compress(bundle, compresslevel=9, mtime=0)).decode()
+        keep(path, {"vega": text})
+    return text

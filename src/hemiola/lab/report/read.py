@@ -10,15 +10,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hemiola.errors import InputError
+from hemiola.lab.report.log import Key, Log, Point, logs_of_cells, number, plain, point_of, table, tables
 
 # The columns of results.csv that every experiment has; any other column is a swept key.
 COLUMNS = (
@@ -45,13 +46,10 @@ COLUMNS = (
     "status",
 )
 
-# A point of the sweep: (key, value as text) pairs in the order of the keys; empty without a sweep.
-Point = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True)
 class Row:
-    """One line of results.csv: how one run, at one point of the sweep and one seed, ended."""
+    """One line of results.csv: how one cell (a run, at one point of the sweep, with one seed) ended."""
 
     run: str
     point: Point
@@ -61,59 +59,53 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Averaged:
-    """One averaging, from ``period.history`` of the log."""
-
-    step: float
-    period: float
-    spread: float
-    lr: float
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One line of log.jsonl.
-
-    Attributes:
-        run, point, seed: Which run this is part of.
-        numbers: The line's numbers by name, with ``herding`` and ``skipped`` of the order and ``k``, ``idle_share`` and
-            ``wasted_share`` of the pace among them.
-        history: The averagings since the evaluation before.
-        staleness: How many reports of each staleness were merged since the start.
-        workers: Units used, cancelled, dropped and refused of each worker since the start.
-    """
-
-    run: str
-    point: Point
-    seed: str
-    numbers: Mapping[str, float]
-    history: tuple[Averaged, ...] = ()
-    staleness: Mapping[int, float] = field(default_factory=dict)
-    workers: tuple[Mapping[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
 class Folder:
-    """Everything the report is made from.
+    """Everything the report is made from; of several folders, what they hold together.
 
     Attributes:
+        paths: Where it came from.
         version: Of the hemiola that wrote the folder.
-        experiment: The resolved experiment, plain.
+        given: The experiment as it was written, plain; empty where that is not known.
+        experiment: The same with every default filled in.
         task: Name, metric, higher_is_better, convex, examples, parameters.
+        machine: On what it ran.
         predicted: By run, ``update_seconds`` and ``staleness`` as theory has them.
-        rows: Finished parts.
-        log: Evaluations by (run, point, seed), in the order they were made.
+        rows: Finished cells.
+        log: Evaluations by cell.
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     version: str
+    given: Mapping[str, Any]
     experiment: Mapping[str, Any]
     task: Mapping[str, Any]
+    machine: Mapping[str, Any]
     predicted: Mapping[str, Mapping[str, float]]
     rows: tuple[Row, ...]
-    log: Mapping[tuple[str, Point, str], tuple[Evaluation, ...]]
+    log: Mapping[Key, Log]
 
-    @property
+    @cached_property
+    def ended(self) -> dict[Key, Row]:
+        """The rows by cell."""
+        return {(row.run, row.point, row.seed): row for row in self.rows}
+
+    @cached_property
+    def _cells(self) -> dict[str, dict[Point, dict[str, str]]]:
+        found: dict[str, dict[Point, dict[str, str]]] = {}
+        for run, point, seed in dict.fromkeys((*self.ended, *self.log)):
+            row = self.ended.get((run, point, seed))
+            found.setdefault(run, {}).setdefault(point, {})[seed] = "running" if row is None else row.status
+        return found
+
+    def points(self, run: str) -> list[Point]:
+        """The points of the sweep at which a run has finished or begun."""
+        return list(self._cells.get(run, {}))
+
+    def seeds(self, run: str, point: Point) -> dict[str, str]:
+        """By seed, the status of a run at a point: done, diverged, failed or running."""
+        return self._cells.get(run, {}).get(point, {})
+
+    @cached_property
     def runs(self) -> list[str]:
         """Names in the order of the experiment file."""
         named = [str(run.get("name", "")) for run in tables(self.experiment.get("run"))]
@@ -122,10 +114,13 @@ class Folder:
 
     def settings(self, run: str) -> Mapping[str, Any]:
         """The run's own table of the experiment, over the experiment's defaults."""
-        own = next((table for table in tables(self.experiment.get("run")) if str(table.get("name")) == run), {})
-        return {**self.experiment, **own}
+        return {**self.experiment, **self._own.get(run, {})}
 
-    @property
+    @cached_property
+    def _own(self) -> dict[str, dict[str, Any]]:
+        return {str(table.get("name")): table for table in reversed(tables(self.experiment.get("run")))}
+
+    @cached_property
     def shared(self) -> dict[str, Any]:
         """The settings that are the same in every run, without the list of runs and without what was left open."""
         every = [self.settings(run) for run in self.runs] or [self.experiment]
@@ -136,6 +131,9 @@ class Folder:
             and value not in (None, {}, [])
             and all(one.get(key) == value for one in every)
         }
+
+
+# --------------------------------------------------------------------------------------------------------- folders
 
 
 def read_folder(path: Path) -> Folder:
@@ -179,13 +177,66 @@ def folder_of(
         for run, law in table(about.get("predicted")).items()
     }
     return Folder(
-        path=path,
+        paths=(path,),
         version=str(about.get("hemiola", "")),
+        given=table(about.get("given")),
         experiment=table(about.get("experiment")),
         task=table(about.get("task")),
+        machine=table(about.get("machine")),
         predicted=predicted,
         rows=tuple(map(_row, rows)),
-        log=_log(log),
+        log=logs_of_cells(log),
+    )
+
+
+def together(folders: Sequence[Folder]) -> Folder:
+    """Several folders as one, every run named after its folder where two would be called the same."""
+    if len(folders) == 1:
+        return folders[0]
+    every = [run for folder in folders for run in folder.runs]
+    labels = _labels([path for folder in folders for path in folder.paths[:1]])
+    renamed = [
+        _renamed(folder, {run: f"{run} · {label}" if every.count(run) > 1 else run for run in folder.runs})
+        for folder, label in zip(folders, labels, strict=True)
+    ]
+    tasks = [folder.task for folder in folders]
+    shared = {key: value for key, value in tasks[0].items() if all(task.get(key) == value for task in tasks)}
+    names = dict.fromkeys(str(task.get("name", "")) for task in tasks)
+    return Folder(
+        paths=tuple(path for folder in folders for path in folder.paths),
+        version=", ".join(dict.fromkeys(folder.version for folder in folders)),
+        given={},
+        experiment={"run": [run for folder in renamed for run in tables(folder.experiment.get("run"))]},
+        task=shared | {"name": " and ".join(filter(None, names))},
+        machine={},
+        predicted={run: law for folder in renamed for run, law in folder.predicted.items()},
+        rows=tuple(row for folder in renamed for row in folder.rows),
+        log={key: log for folder in renamed for key, log in folder.log.items()},
+    )
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    parts = [path.absolute().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(part[-length:]) for part in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise InputError(f"{paths[0]} is given twice")
+
+
+def _renamed(folder: Folder, names: Mapping[str, str]) -> Folder:
+    """The same folder under other names; what its file says for all runs is said of each."""
+    runs = []
+    for run in folder.runs:
+        settings = {key: value for key, value in folder.settings(run).items() if key not in ("run", "title")}
+        runs.append(settings | {"name": names[run]})
+    return replace(
+        folder,
+        experiment={"run": runs},
+        predicted={names[run]: law for run, law in folder.predicted.items() if run in names},
+        rows=tuple(replace(row, run=names[row.run]) for row in folder.rows),
+        log={(names[run], point, seed): log for (run, point, seed), log in folder.log.items()},
     )
 
 
@@ -208,41 +259,7 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
-def number(value: object) -> float:
-    """A float, NaN for whatever is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return math.nan
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan
-    except OverflowError:
-        return math.inf
-
-
-def table(value: object) -> dict[str, Any]:
-    """A mapping with text keys, empty for whatever is not one."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
-
-
-def tables(value: object) -> list[dict[str, Any]]:
-    """A list of mappings, empty for whatever is not one."""
-    return [table(item) for item in value] if isinstance(value, list) else []
-
-
-def point_of(sweep: Mapping[str, object]) -> Point:
-    """A point of the sweep in the one form in which the log and results.csv agree: 0.10 and "1e-1" are both 0.1."""
-    return tuple((key, _plain(sweep[key])) for key in sorted(sweep))
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, int):
-        return str(value)  # a seed may have more digits than a float; results.csv has True and False
-    if isinstance(value, str) and value.isdecimal():
-        return value
-    if math.isfinite(as_number := number(value)):
-        return f"{as_number:.12g}"
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+# ---------------------------------------------------------------------------------------------------------- files
 
 
 def _text(path: Path) -> str:
@@ -256,7 +273,7 @@ def _text(path: Path) -> str:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _json(where: Path | str, text: str) -> dict[str, Any]:
+def _json(where: Path | str, text: str | bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -283,7 +300,7 @@ def _row(line: Mapping[str, object]) -> Row:
     return Row(
         run=str(line["run"]),
         point=point_of({key: value for key, value in line.items() if key and key not in COLUMNS}),
-        seed=_plain(line.get("seed", "")),
+        seed=plain(line.get("seed", "")),
         status=str(line["status"]),
         numbers={key: number(line.get(key)) for key in COLUMNS},
     )
@@ -292,53 +309,22 @@ def _row(line: Mapping[str, object]) -> Row:
 def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    lines = _text(path).split("\n")
-    unfinished = lines.pop()  # what follows the last newline is a line that is being written
-    if unfinished.strip() and _complete(unfinished):
-        lines.append(unfinished)
-    for at, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        fields = _json(f"{path} line {at}", line)
-        if "run" not in fields:
-            raise InputError(f"{path} line {at} has no run")
-        yield fields
+    try:
+        with path.open("rb") as file:
+            for at, line in enumerate(file, start=1):
+                if not line.strip() or (not line.endswith(b"\n") and not _complete(line)):
+                    continue  # what follows the last newline may be a line that is being written
+                fields = _json(f"{path} line {at}", line)
+                if "run" not in fields:
+                    raise InputError(f"{path} line {at} has no run")
+                yield fields
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _log(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Point, str], tuple[Evaluation, ...]]:
-    found: dict[tuple[str, Point, str], dict[float, Evaluation]] = {}
-    for at, fields in enumerate(lines):
-        seen = _evaluation(fields)
-        # A resumed run may evaluate again what it had evaluated before it was stopped: the later line counts.
-        when = seen.numbers["updates"] if math.isfinite(seen.numbers["updates"]) else -1 - at
-        found.setdefault((seen.run, seen.point, seen.seed), {})[when] = seen
-    return {key: tuple(lines.values()) for key, lines in found.items()}
-
-
-def _complete(line: str) -> bool:
+def _complete(line: bytes) -> bool:
     try:
         json.loads(line)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _evaluation(fields: Mapping[str, Any]) -> Evaluation:
-    order, period, pace = table(fields.get("order")), table(fields.get("period")), table(fields.get("pace"))
-    numbers = {key: number(fields.get(key)) for key in COLUMNS}
-    numbers |= {key: number(order.get(key)) for key in ("herding", "skipped")}
-    numbers |= {key: number(pace.get(key)) for key in ("k", "idle_share", "wasted_share")}
-    history = (
-        Averaged(*(number(one.get(key)) for key in ("step", "period", "spread", "lr")))
-        for one in tables(period.get("history"))
-    )
-    counts = {number(key): number(count) for key, count in table(pace.get("staleness")).items()}
-    return Evaluation(
-        run=str(fields["run"]),
-        point=point_of(table(fields.get("sweep"))),
-        seed=_plain(fields.get("seed", "")),
-        numbers=numbers,
-        history=tuple(history),
-        staleness={int(key): count for key, count in counts.items() if 0 <= key < math.inf and 0 < count < math.inf},
-        workers=tuple({key: number(count) for key, count in one.items()} for one in tables(fields.get("workers"))),
-    )

@@ -8,7 +8,8 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
-from hemiola.lab.report.read import Folder, Point
+from hemiola.lab.report.log import Point
+from hemiola.lab.report.read import Folder
 
 # What reaching a target can cost.
 COSTS = ("epochs", "seconds", "bytes_per_worker")
@@ -120,10 +121,11 @@ def seed_curves(folder: Folder, run: str, point: Point, objective: str) -> dict[
     A finished seed without a log has its row of results.csv as its only evaluation.
     """
     made = {}
-    for row in folder.rows:
-        if (row.run, row.point, row.status) != (run, point, "done"):
+    for seed, status in folder.seeds(run, point).items():
+        if status != "done":
             continue
-        numbers = [one.numbers for one in folder.log.get((run, point, row.seed), ())] or [row.numbers]
-        values = tuple(one[objective] if math.isfinite(one[objective]) else math.inf for one in numbers)
-        made[row.seed] = SeedCurve(values, {cost: tuple(one[cost] for one in numbers) for cost in COSTS})
+        log, row = folder.log.get((run, point, seed)), folder.ended[run, point, seed].numbers
+        columns = {name: log.numbers[name].tolist() if log else [row[name]] for name in (objective, *COSTS)}
+        values = tuple(value if math.isfinite(value) else math.inf for value in columns[objective])
+        made[seed] = SeedCurve(values, {cost: tuple(columns[cost]) for cost in COSTS})
     return made

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from hemiola.lab.report import words
+from hemiola.lab.report.curves import STRETCHES, Curve, curve, thin
+from hemiola.lab.report.log import Point, table
 from hemiola.lab.report.paired import FEWEST, interval
-from hemiola.lab.report.read import Folder, Point, Row, table
+from hemiola.lab.report.read import Folder, Row
 from hemiola.lab.report.seeds import SeedCurve, seed_curves
 
 # The columns of the table, in order; a column appears when a run has something to show in it.
@@ -29,6 +33,8 @@ POLICIES = (
     "wasted_share",
     "wall_seconds",
 )
+# More runs than this cannot be told apart in a chart.
+DRAWN = 20
 
 
 @dataclass(frozen=True)
@@ -111,21 +117,49 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The table of the report.
+    """All runs of a folder, over their seeds.
 
     Attributes:
+        folder: What it is made from.
         objective: What runs and points of the sweep are judged by: ``train_gap`` or ``train_loss``.
         runs: In the order of the experiment file.
-        task: The facts of the task.
     """
 
+    folder: Folder
     objective: str
     runs: tuple[RunSummary, ...]
-    task: Mapping[str, Any]
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """The facts of the task."""
+        return self.folder.task
 
     @property
     def swept(self) -> bool:
         return any(len(run.points) > 1 for run in self.runs)
+
+    @cached_property
+    def groups(self) -> list[list[RunSummary]]:
+        """Runs that may be ranked against each other, in the order of the file; the first of each is the reference."""
+        return groups(self.folder, self.runs)
+
+    @cached_property
+    def drawn(self) -> list[RunSummary]:
+        """The runs that charts show: all, or the references and those that end best."""
+        if len(self.runs) <= DRAWN:
+            return list(self.runs)
+        ends = sorted(self.runs, key=lambda run: _rank(run.best))
+        kept = [group[0].name for group in self.groups] + [run.name for run in ends]
+        chosen = set(list(dict.fromkeys(kept))[:DRAWN])
+        return [run for run in self.runs if run.name in chosen]
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """The drawn runs' curves at their best points of the sweep, thinned to what can be seen."""
+        made = {run.name: curve(self.folder, run.name, run.best.point) for run in self.drawn}
+        stretches = max(10, min(STRETCHES, 300 // max(1, len(made))))
+        measures = ("train_gap", "train_loss", "test_loss", "test_metric", "herding")
+        return {name: thin(line, measures, stretches) for name, line in made.items() if len(line)}
 
     def columns(self, among: Iterable[str]) -> list[str]:
         """The measures that at least one run has a number for."""
@@ -157,11 +191,11 @@ def summarise(folder: Folder) -> Summary:
             for group in groups(folder, started):
                 best = _best(folder, group, measure, direction)
                 started = [_marked(run, measure) if run.name in best else run for run in started]
-    return Summary(objective, tuple(started), folder.task)
+    return Summary(folder, objective, tuple(started))
 
 
 def groups(folder: Folder, runs: Iterable[RunSummary]) -> list[list[RunSummary]]:
-    """Runs that may be ranked against each other, in the order of the file; the first of each is the reference.
+    """See `Summary.groups`.
 
     Virtual seconds are a prediction and those of a real cluster a measurement: they stand beside each other and do not
     compete. Nor do different tasks.
@@ -181,35 +215,20 @@ def measured(settings: Mapping[str, object]) -> bool:
 
 
 def _has_gap(folder: Folder) -> bool:
-    logged = (seen.numbers["train_gap"] for log in folder.log.values() for seen in log)
-    return any(map(math.isfinite, (*(row.numbers["train_gap"] for row in folder.rows), *logged)))
+    rows = any(math.isfinite(row.numbers["train_gap"]) for row in folder.rows)
+    return rows or any(np.isfinite(log.numbers["train_gap"]).any() for log in folder.log.values())
 
 
 def _points(folder: Folder, run: str, objective: str) -> list[Ended]:
-    finished: dict[Point, dict[str, Row]] = {}
-    for row in folder.rows:
-        if row.run == run:
-            finished.setdefault(row.point, {})[row.seed] = row
-    for name, point, _ in folder.log:
-        if name == run:
-            finished.setdefault(point, {})
-    running = {
-        point: sum(key[:2] == (run, point) and key[2] not in rows for key in folder.log)
-        for point, rows in finished.items()
-    }
-    ended = [
-        _ended(folder, point, rows, seed_curves(folder, run, point, objective), running[point])
-        for point, rows in finished.items()
-    ]
-    return sorted(ended, key=_rank)
+    return sorted((_ended(folder, run, point, objective) for point in folder.points(run)), key=_rank)
 
 
 def _number(folder: Folder, row: Row, name: str) -> float:
-    """A number of results.csv; what only the log has, from the last line of the run."""
+    """A number of results.csv; what only the log has, from the last line of the cell."""
     if name in row.numbers:
         return row.numbers[name]
     log = folder.log.get((row.run, row.point, row.seed))
-    return log[-1].numbers[name] if log else math.nan
+    return float(log.numbers[name][-1]) if log else math.nan
 
 
 def _rank(ended: Ended) -> tuple[bool, int, bool, float]:
@@ -219,24 +238,26 @@ def _rank(ended: Ended) -> tuple[bool, int, bool, float]:
     return (not ended.counts["done"], lost, math.isnan(value), 0.0 if math.isnan(value) else value)
 
 
-def _ended(
-    folder: Folder, point: Point, rows: Mapping[str, Row], curves: Mapping[str, SeedCurve], running: int
-) -> Ended:
-    counts = {status: sum(row.status == status for row in rows.values()) for status in ("done", "diverged")}
-    counts |= {"failed": len(rows) - sum(counts.values()), "running": running}
-    done = {seed: row for seed, row in rows.items() if row.status == "done"}
-    cells = {name: _cell([_number(folder, row, name) for row in done.values()]) for name in (*RESULTS, *POLICIES)}
-    diverged = tuple(seed for seed, row in rows.items() if row.status == "diverged")
-    return Ended(point, counts, cells, done, curves, diverged)
+def _ended(folder: Folder, run: str, point: Point, objective: str) -> Ended:
+    statuses = folder.seeds(run, point)
+    counts = {status: sum(one == status for one in statuses.values()) for status in ("done", "diverged", "running")}
+    counts |= {"failed": len(statuses) - sum(counts.values())}
+    rows = {seed: folder.ended[run, point, seed] for seed, status in statuses.items() if status == "done"}
+    cells = {name: _cell([_number(folder, row, name) for row in rows.values()]) for name in (*RESULTS, *POLICIES)}
+    diverged = tuple(seed for seed, status in statuses.items() if status == "diverged")
+    return Ended(point, counts, cells, rows, seed_curves(folder, run, point, objective), diverged)
 
 
 def _cell(values: Sequence[float]) -> Cell:
     if not values or not all(map(math.isfinite, values)):
         return Cell(math.nan, math.nan)
+    count = len(values)
+    mean = math.fsum(value / count for value in values)
     try:
-        return Cell(fmean(values), stdev(values) if len(values) > 1 else math.nan)
+        squares = math.fsum((value - mean) ** 2 for value in values)
     except OverflowError:
         return Cell(math.nan, math.nan)
+    return Cell(mean, math.sqrt(squares / (count - 1)) if count > 1 else math.nan)
 
 
 def _direction(measure: str, folder: Folder) -> int:

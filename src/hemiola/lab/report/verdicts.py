@@ -15,9 +15,8 @@ from itertools import pairwise
 from statistics import median
 
 from hemiola.lab.report.paired import FEWEST, Interval, interval
-from hemiola.lab.report.read import Folder
 from hemiola.lab.report.seeds import COSTS, SeedCurve
-from hemiola.lab.report.summary import RunSummary, Summary, groups
+from hemiola.lab.report.summary import RunSummary, Summary
 
 # Below this there are no powers of ten to round to.
 SMALLEST = 1e-300
@@ -90,10 +89,10 @@ class Verdict:
         return "better and worse" if good and bad else BETTER if good else WORSE if bad else NOT_SHOWN
 
 
-def verdicts(folder: Folder, summary: Summary) -> list[Verdict]:
+def verdicts(summary: Summary) -> list[Verdict]:
     """Every run but the references, against the reference of its group."""
     found = []
-    for group in groups(folder, summary.runs):
+    for group in summary.groups:
         aims = targets(group)
         found += [compare(group[0], run, aims, summary.objective) for run in group[1:]]
     return found

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hemiola.lab.report.read import Point, table
+from hemiola.lab.report.log import Point, table
 
 # Below this there are no powers of ten left to divide by; a deviation that small is rounding.
 SMALLEST = sys.float_info.min
@@ -177,6 +177,17 @@ def measure_name(measure: str, task: Mapping[str, Any]) -> str:
     return NAMES[measure]
 
 
+def titled(measure: str, unit: str) -> str:
+    """The title of an axis or a column: ``"cluster time (s)"``."""
+    return NAMES[measure] + (f" ({unit})" if unit else "")
+
+
+def key(name: str) -> str:
+    """A swept key for people: ``optimizer.lr`` is the learning rate; of others the last part is enough."""
+    last = name.rsplit(".", 1)[-1]
+    return {"lr": "learning rate", "k": "K", "p": "period"}.get(last, last.replace("_", " "))
+
+
 def listed(items: list[str]) -> str:
     """``"a"``, ``"a and b"``, ``"a, b and c"``."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
@@ -228,7 +239,7 @@ def policy(kind: str, settings: Mapping[str, Any]) -> str:
     if kind == "pace" and name == "k-sync" and options.get("k", settings.get("workers")) == settings.get("workers"):
         return "wait for every worker (k-sync)"
     words = {"order": _ORDERS, "period": _PERIODS, "pace": _PACES}[kind].get(name, "")
-    detail = ", ".join([name, *(f"{key} {_value(value)}" for key, value in options.items() if value is not None)])
+    detail = ", ".join([name, *(_option(key, value) for key, value in options.items() if value is not None)])
     return f"{words} ({detail})" if words else detail
 
 
@@ -238,8 +249,14 @@ def options(given: object) -> str:
         return _value(given)
     rest = table(given)
     name = rest.pop("name", None)
-    words = [f"{key} {_value(value)}" for key, value in rest.items() if value is not None]
+    words = [_option(key, value) for key, value in rest.items() if value is not None]
     return ", ".join(([str(name)] if name else []) + words)
+
+
+def _option(name: str, value: object) -> str:
+    if name == "slow" and isinstance(value, Mapping):
+        return listed([f"worker {worker} takes {_value(factor)}x as long" for worker, factor in value.items()])
+    return f"{name} {_value(value)}"
 
 
 def _value(value: object) -> str:
