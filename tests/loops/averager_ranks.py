@@ -374,6 +374,56 @@ def momentum(rank, group):
     return result
 
 
+def outer(rank, group):
+    """One weight, loss (w - rank)^2 / 2, and what outer optimizers make of the mean change; then exact resume."""
+    result = {}
+    for name in (None, "SGD", "diloco", "slowmo", "delayed-nesterov"):
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(model.weight, 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+        path = []
+        with Averager(model, optimizer, period=Constant(p=3), outer=name, process_group=group):
+            for _ in range(10 + rank):  # ranks that have left come along: no outer step without a change
+                optimizer.zero_grad()
+                ((model.weight - rank) ** 2 / 2).sum().backward()
+                optimizer.step()
+                path.append(model.weight.item())
+        result[str(name)] = {"path": path[:10], "final": model.weight.item()}
+
+    def parts():
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        period = Adaptive(start=4, guard=False)
+        options = {"outer": "diloco", "wire": "int4", "overlap": 2, "momentum": "average", "steps": 40}
+        return model, optimizer, Averager(model, optimizer, period=period, process_group=group, **options)
+
+    data = list(batches(rank, 40))
+    whole, optimizer, averager = parts()
+    with averager:
+        train(whole, optimizer, data)
+    result["whole"] = flat(whole)
+    for stop, look in ((17, False), (17, True), (19, False)):  # 16 begins an averaging that is applied at 18
+        first, optimizer, averager = parts()
+        path = Path(os.environ["TMPDIR"]) / f"outer-{rank}.pt"
+        try:
+            with averager:
+                train(first, optimizer, data[:stop])
+                if look:
+                    with averager.averaged():
+                        pass
+                torch.save([first.state_dict(), optimizer.state_dict(), averager.state_dict()], path)
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+        second, optimizer, averager = parts()
+        for part, state in zip((second, optimizer, averager), torch.load(path, weights_only=True), strict=True):
+            part.load_state_dict(state)
+        with averager:
+            train(second, optimizer, data[stop:])
+        result[f"{stop}-{look}"] = flat(second)
+    return result
+
+
 class Branching(nn.Module):
     """A layer that only some ranks use, so that only they have optimizer state for it."""
 
@@ -507,6 +557,7 @@ ALL = [
     momentum,
     after_the_block,
     two_levels,
+    outer,
     same_examples,
     measured,
     raised,

@@ -153,6 +153,11 @@ def test_resume_is_exact_and_state_is_plain(tmp_path):
         ({"buffers": "mean"}, "buffers must be one of average, local, got 'mean'"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        (
+            {"outer": "SGD", "period": Full()},
+            "period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here",
+        ),
+        ({"outer": {"name": "slowmo", "lr": 0}}, "outer.lr: must be a positive number, got 0"),
         ({"overlap": -2}, "overlap must be at least 0, got -2"),
     ],
 )
@@ -187,6 +192,30 @@ def test_impossible_models_and_states():
     stranger.load_state_dict(state)
     with pytest.raises(InputError, match="of another model"), stranger:
         pass
+
+
+def test_an_outer_optimizer_works_alone_and_its_state_is_part_of_the_averagers():
+    model, optimizer = parts()
+    with Averager(model, optimizer, period=Constant(p=2), outer="diloco") as averager:
+        start = weights(model[0])
+        train(model, optimizer, 1)
+        one = weights(model[0]) - start
+        train(model, optimizer, 1)
+        state = averager.state_dict()
+    plain, other = parts()
+    train(plain, other, 1)
+    torch.testing.assert_close(one, weights(plain[0]) - start)
+    assert state["anchored"]["outer"]["kind"] == "outer"
+    again = Averager(model, optimizer, period=Constant(p=2))
+    again.load_state_dict(state)
+    with pytest.raises(InputError, match="another outer optimizer"), again:
+        pass
+    same, third = parts()
+    with Averager(same, third, period=Constant(p=2), outer={"name": "SGD", "lr": 1.0}):
+        train(same, third, 7)
+    plain, other = parts()
+    train(plain, other, 7)
+    assert torch.equal(weights(same), weights(plain))
 
 
 def test_a_layer_unfrozen_inside_is_refused():

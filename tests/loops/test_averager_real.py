@@ -236,6 +236,45 @@ def test_a_ddp_with_a_hook_of_its_own_is_refused(results):
         assert "has a communication hook of its own and would go on exchanging gradients" in rank["hooked"]
 
 
+def test_an_outer_optimizer_follows_its_definition(results):
+    """The reference: four ranks of one weight each; every third step the mean change goes through the outer rule."""
+    ranks = results("outer")
+    target, lr = np.arange(4.0), 0.25
+
+    def diloco(state, change):
+        state["m"] = 0.9 * state.get("m", 0.0) + change
+        return 0.7 * (change + 0.9 * state["m"])
+
+    def slowmo(state, change):
+        state["u"] = 0.6 * state.get("u", 0.0) + change / lr
+        return lr * state["u"]
+
+    rules = {"None": lambda state, change: change, "diloco": diloco, "slowmo": slowmo, "delayed-nesterov": diloco}
+    for name, rule in rules.items():
+        w, anchor, state, path = np.ones(4), 1.0, {}, []
+        for step in range(1, 11):
+            w = w - lr * (w - target)
+            if step % 3 == 0:
+                anchor += rule(state, (w - anchor).mean())
+                w = np.full(4, anchor)
+            path.append(w.copy())
+        for number, rank in enumerate(ranks):
+            np.testing.assert_allclose(rank[name]["path"], np.array(path)[:, number], rtol=1e-5)
+    for name in [*rules, "SGD"]:
+        assert len({rank[name]["final"] for rank in ranks}) == 1
+    for rank in ranks:
+        assert rank["SGD"] == rank["None"]  # rate 1 without momentum, bit for bit
+    assert ranks[0]["diloco"]["final"] != ranks[0]["None"]["final"]
+
+
+@pytest.mark.parametrize("stop", ["17-False", "17-True", "19-False"])
+def test_resuming_with_an_outer_optimizer_is_exact(results, stop):
+    ranks = results("outer")
+    for rank in ranks:
+        assert torch.equal(rank[stop], rank["whole"])
+    assert same([rank["whole"] for rank in ranks])
+
+
 def test_ddp_within_machines_goes_on_while_machines_are_averaged(results):
     kept = [rank["kept"] for rank in results("two_levels")]
     for step in range(8):

@@ -15,11 +15,12 @@ from torch import Tensor
 from hemiola.contracts import State
 from hemiola.errors import InputError
 from hemiola.loops.layout import Layout
-from hemiola.loops.notes import Kind, Note
+from hemiola.loops.notes import LR, Kind, Note
 from hemiola.loops.pending import Pending, Snapshot
 from hemiola.peers import Attendance, everyone
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean, Merged
+from hemiola.wire.outer import Outer
 
 
 class Anchored:
@@ -36,12 +37,14 @@ class Anchored:
         exchange: Exchange,
         group: dist.ProcessGroup | None,
         attendance: Attendance | None,
+        outer: Outer | None = None,
     ) -> None:
         self.layout = layout
         self.pending: Pending | None = None
         self._exchange = exchange
         self._group = group
         self._attendance = attendance
+        self._outer = None if outer is None or outer.plain else outer
         self._mean: GroupMean | None = None
         self.anchor, self.exact_anchor = layout.gather()
 
@@ -63,12 +66,11 @@ class Anchored:
     def apply(self, step: int) -> None:
         """Move anchor and weights by the result of the exchange, ``step`` being the steps taken by now."""
         assert self.pending is not None
-        merged, snapshot = self.pending.result(), self.pending.snapshot
+        snapshot = self.pending.snapshot
+        anchors = self._after(self.pending)
         self.pending = None
-        if self._group is None:  # the mean of one: nothing moves, not even by a rounding
-            self.anchor, self.exact_anchor = snapshot.lossy, snapshot.exact
-        else:
-            self.anchor, self.exact_anchor = self._after(merged)
+        self.anchor, self.exact_anchor = anchors
+        if self._group is not None or self._outer is not None:
             if step == snapshot.step:
                 self.layout.scatter(self.anchor, self.exact_anchor)
             else:
@@ -86,7 +88,7 @@ class Anchored:
         anchors = self.anchor, self.exact_anchor
         if self.pending is not None:  # see the numbers as they will be when it is applied
             snapshot = self.pending.snapshot
-            anchors = self._after(self.pending.result())
+            anchors = self._after(self.pending)
             ahead = own[0] + (anchors[0] - snapshot.lossy), own[1] + _minus(anchors[1], snapshot.exact)
         change = ahead[0] - anchors[0], _minus(ahead[1], anchors[1])
         merged = self._trade(mean, change, note)
@@ -94,8 +96,21 @@ class Anchored:
             return merged, ahead, own
         return merged, (anchors[0] + merged.change.to(anchors[0]), anchors[1] + merged.exact.to(anchors[1])), own
 
-    def _after(self, merged: Merged) -> tuple[Tensor, Tensor]:
-        return self.anchor + merged.change.to(self.anchor), self.exact_anchor + merged.exact.to(self.exact_anchor)
+    def _after(self, pending: Pending) -> tuple[Tensor, Tensor]:
+        """Both anchors once this exchange is applied."""
+        merged, snapshot = pending.result(), pending.snapshot
+        alone = self._group is None  # the mean of one: nothing moves, not even by a rounding
+        exact = snapshot.exact if alone else self.exact_anchor + merged.exact.to(self.exact_anchor)
+        if self._outer is None:
+            return snapshot.lossy if alone else self.anchor + merged.change.to(self.anchor), exact
+        change = merged.change.to(self.anchor, copy=True)
+        if pending.applied is None:  # asked once for every exchange: the outer optimizer remembers
+            own = change[: self.layout.counted]
+            rates = merged.notes[merged.notes[:, 0] > 0.0, LR]
+            # Nobody added anything where all have left; momentum must not move the weights then.
+            pending.applied = self._outer(own, float(rates.max())) if len(rates) else own.clone()
+        change[: self.layout.counted] = pending.applied
+        return self.anchor + change, exact
 
     def _ready(self) -> GroupMean:
         """The mean; built at the first exchange, when the optimizer has its state."""
@@ -128,12 +143,15 @@ class Anchored:
             merged = self.pending.result()
             pending = {**asdict(merged), "notes": torch.from_numpy(merged.notes)}
             pending |= {"snapshot": asdict(self.pending.snapshot), "due": self.pending.due}
+            self._after(self.pending)
+            pending["applied"] = self.pending.applied
         return {
             "anchor": self.anchor,
             "exact_anchor": self.exact_anchor,
             "moments": list(self.layout.moments),
             "mean": None if self._mean is None else self._mean.state_dict(),
             "pending": pending,
+            "outer": None if self._outer is None else self._outer.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -148,8 +166,13 @@ class Anchored:
             self._ready().load_state_dict(state["mean"])
         if state["pending"] is not None:
             merged = {**state["pending"], "notes": state["pending"]["notes"].numpy()}
-            due, snapshot = merged.pop("due"), Snapshot(**merged.pop("snapshot"))
+            due, snapshot, applied = merged.pop("due"), Snapshot(**merged.pop("snapshot")), merged.pop("applied")
             self.pending = Pending(lambda: Merged(**merged), snapshot, due)
+            self.pending.applied = applied
+        if (state["outer"] is None) != (self._outer is None):
+            raise InputError("this averager's state was saved with another outer optimizer; give the same outer=...")
+        if self._outer is not None:
+            self._outer.load_state_dict(state["outer"])
 
 
 def _minus(one: Tensor, other: Tensor) -> Tensor:

@@ -20,14 +20,14 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import fmean, median
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,7 @@ from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import Merged
+from hemiola.wire.outer import Outer
 
 log = logging.getLogger("hemiola.averager")
 
@@ -107,6 +108,9 @@ class Averager:
         error_feedback: Add what the wire rounded away to the next message.
         momentum: What becomes of the optimizer's state at an averaging.
         overlap: Local steps taken while an averaging is under way, or ``"auto"``.
+        outer: An outer optimizer on the mean change: ``"diloco"``, ``"slowmo"``, ``"delayed-nesterov"``, a table with a
+            torch.optim class such as ``{"name": "SGD", "lr": 0.7, "momentum": 0.9}``, or an `Outer`. With one, a single
+            process has something to do as well.
         buffers: ``"average"`` BatchNorm's running statistics and other buffers, or leave them ``"local"``.
         process_group: The ranks to average over; None for all, in a group of the averager's own. A group that is given
             keeps its own time-out, and with ``overlap`` the loop must not use it for other collectives.
@@ -135,6 +139,7 @@ class Averager:
         momentum: Literal["local", "average", "reset"] = "local",
         buffers: Literal["average", "local"] = "average",
         overlap: int | Literal["auto"] = 0,
+        outer: Outer | str | Mapping[str, Any] | None = None,
         process_group: dist.ProcessGroup | None = None,
         steps: int | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -152,6 +157,7 @@ class Averager:
         if timeout <= 0:
             raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")
         self.exchange = Exchange(wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap)
+        self.outer = Outer.made(outer)
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
@@ -207,11 +213,13 @@ class Averager:
                 self._group = dist.new_group(timeout=timedelta(seconds=self._timeout))
             anchor = None if self._resumed is None else self._resumed["anchored"]["anchor"]
             settings = f"{type(self.period).__name__}, {self.exchange}, buffers={self._buffers!r}, steps={self.steps}"
+            if self.outer is not None:
+                settings += f", outer={self.outer.name!r} {self.outer.options}"
             check_same(layout, self.optimizer, settings, self._group, anchor)
             self._attendance = Attendance(self._group)
             if self._resumed is None:
                 copy_from_first(self.model, layout, self._group)
-        self._anchored = Anchored(layout, self.exchange, self._group, self._attendance)
+        self._anchored = Anchored(layout, self.exchange, self._group, self._attendance, self.outer)
         if self._resumed is not None:
             self._anchored.load_state_dict(self._resumed["anchored"])
             self._resumed = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -46,6 +46,9 @@ class Note:
 
     def row(self) -> list[float]:
         return [float(value) for value in astuple(self)]
+
+
+LR = [field.name for field in fields(Note)].index("lr")  # its place in a row
 
 
 class Notes:

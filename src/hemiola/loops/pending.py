@@ -36,11 +36,13 @@ class Pending:
     Attributes:
         snapshot: What was sent.
         due: The step after which the result is applied.
+        applied: The change of the parameters that is applied in place of the merged one, once it is known.
     """
 
     def __init__(self, exchange: Callable[[], Merged], snapshot: Snapshot, due: int) -> None:
         self.snapshot = snapshot
         self.due = due
+        self.applied: Tensor | None = None
         self._exchange = exchange
         self._merged: Merged | None = None
         self._error: Exception | None = None
