@@ -36,29 +36,74 @@ def test_type_checkers_see_the_same_names():
 
 
 USER = """
+from collections.abc import Sequence
+
 import hemiola
+import numpy as np
 from torch import nn, optim
 
+
+class Mine(hemiola.Order):
+    def sequence(self, worker: int, epoch: int) -> np.ndarray:
+        return np.arange(self.sizes[worker])
+
+    def observe(self, visits: Sequence[hemiola.Visit]) -> None:
+        reveal_type(visits[0].units)
+
+
+class Steps(hemiola.Period):
+    def length(self, lr: float, progress: float) -> int:
+        return 2
+
+    def averaged(self, seen: hemiola.Averaging) -> None:
+        reveal_type(seen.spread)
+
+
+class Few(hemiola.Pace):
+    def k(self) -> int:
+        return max(1, self.workers - 1)
+
+    def updated(self, seen: hemiola.Arrivals) -> None:
+        reveal_type(seen.losses)
+
+
+class Wrong(hemiola.Period):
+    def length(self, lr: float) -> int:
+        return 2
+
+
+class Incomplete(hemiola.Order):
+    pass
+
+
 model = nn.Linear(2, 2)
-sampler = hemiola.OrderedSampler(range(10), order=hemiola.CDGraB())
-averager = hemiola.Averager(model, optim.SGD(model.parameters(), lr=0.1), period=hemiola.Adaptive(start=4))
+sampler = hemiola.OrderedSampler(range(10), order=Mine())
+averager = hemiola.Averager(model, optim.SGD(model.parameters(), lr=0.1), period=Steps())
+pace: hemiola.Pace = Few()
 reveal_type(sampler)
 reveal_type(hemiola.Constant(p=2))
+hemiola.train(task="digits-logistic", order=Mine(), period=Steps(), pace=pace)
 hemiola.Avarager
 hemiola.Constant(p="two")
+Incomplete()
 """
 
 
 def test_mypy_sees_real_types_and_a_misspelt_name(tmp_path):
     user = tmp_path / "user.py"
     user.write_text(USER)
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(user)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(user)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
     assert 'Revealed type is "hemiola.loops.sampler.OrderedSampler"' in found
     assert 'Revealed type is "hemiola.period.schedules.Constant"' in found
+    assert 'Revealed type is "float"' in found.replace("builtins.", "")
+    assert "Sequence[float]" in found.replace("builtins.", "")
+    assert "ndarray" in found
     assert 'Module has no attribute "Avarager"' in found
     assert 'has incompatible type "str"; expected "int"' in found
-    assert "Found 2 errors" in found
+    assert 'Signature of "length" incompatible with supertype "hemiola.contracts.Period"' in found
+    assert 'Cannot instantiate abstract class "Incomplete" with abstract attribute "sequence"' in found
+    assert "Found 4 errors" in found, found
 
 
 WITHOUT_THE_LAB = """

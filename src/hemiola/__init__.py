@@ -11,10 +11,18 @@ if TYPE_CHECKING:
     from hemiola.adapters import accelerate as accelerate
     from hemiola.adapters import lightning as lightning
     from hemiola.adapters import transformers as transformers
+    from hemiola.contracts import Arrivals as Arrivals
+    from hemiola.contracts import Averaging as Averaging
+    from hemiola.contracts import Batch as Batch
     from hemiola.contracts import Cluster as Cluster
     from hemiola.contracts import Order as Order
     from hemiola.contracts import Pace as Pace
     from hemiola.contracts import Period as Period
+    from hemiola.contracts import Report as Report
+    from hemiola.contracts import Stint as Stint
+    from hemiola.contracts import Update as Update
+    from hemiola.contracts import Visit as Visit
+    from hemiola.contracts import Work as Work
     from hemiola.errors import InputError as InputError
     from hemiola.errors import SamplerWarning as SamplerWarning
     from hemiola.lab.api import train as train
@@ -47,6 +55,8 @@ if TYPE_CHECKING:
     from hemiola.period import Decreasing as Decreasing
     from hemiola.period import Full as Full
     from hemiola.period import PostLocal as PostLocal
+    from hemiola.plan import ClusterFactory as ClusterFactory
+    from hemiola.plan import Plan as Plan
     from hemiola.timing.predict import predict as predict
     from hemiola.timing.simulate import simulate_timing as simulate_timing
     from hemiola.wire.outer import Outer as Outer
@@ -56,11 +66,15 @@ __version__ = "0.1.0"
 # Every name above and where it comes from; a test keeps the two lists the same.
 _PUBLIC = {
     "Adaptive": "hemiola.period",
+    "Arrivals": "hemiola.contracts",
     "Averager": "hemiola.loops.averager",
+    "Averaging": "hemiola.contracts",
+    "Batch": "hemiola.contracts",
     "Budget": "hemiola.period",
     "CDGraB": "hemiola.order",
     "Clocked": "hemiola.period",
     "Cluster": "hemiola.contracts",
+    "ClusterFactory": "hemiola.plan",
     "Constant": "hemiola.period",
     "Decreasing": "hemiola.period",
     "Full": "hemiola.period",
@@ -79,15 +93,21 @@ _PUBLIC = {
     "Outer": "hemiola.wire.outer",
     "Pace": "hemiola.contracts",
     "Period": "hemiola.contracts",
+    "Plan": "hemiola.plan",
     "PostLocal": "hemiola.period",
     "QSR": "hemiola.period",
     "RandomReshuffling": "hemiola.order",
     "RankLostError": "hemiola.peers",
+    "Report": "hemiola.contracts",
     "Result": "hemiola.lab.results",
     "Results": "hemiola.lab.compared",
     "SamplerWarning": "hemiola.errors",
     "ShuffleOnce": "hemiola.order",
+    "Stint": "hemiola.contracts",
     "Task": "hemiola.lab.tasks",
+    "Update": "hemiola.contracts",
+    "Visit": "hemiola.contracts",
+    "Work": "hemiola.contracts",
     "load_task": "hemiola.lab.tasks",
     "predict": "hemiola.timing.predict",
     "simulate_timing": "hemiola.timing.simulate",

@@ -237,7 +237,7 @@ class Policy(Protocol):
             Enough for most policies; others write ``state_dict`` and ``load_state_dict``.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "policy"
     version: ClassVar[int] = 1
     saved: ClassVar[tuple[str, ...]] = ()
 
