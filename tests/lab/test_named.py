@@ -252,3 +252,18 @@ def test_objects_are_written_down_as_what_they_are():
         InputError, match=r"order: this run was started from Python with an object of .*; go on from there"
     ):
         Experiment(experiment.given)
+
+
+def test_what_cannot_be_pickled_says_so_and_runs_in_this_process(tmp_path):
+    class Local(hemiola.InOrder):
+        pass
+
+    elsewhere = hemiola.train(**BASE, order=hemiola.InOrder(), out=tmp_path / "elsewhere", jobs=1)
+    with pytest.warns(UserWarning, match=r"order: Local cannot be pickled .*; runs that need it are trained in this"):
+        here = hemiola.train(**BASE, order=Local(), out=tmp_path / "here")
+    assert without_time(here) == without_time(elsewhere)
+    again = hemiola.train(**BASE, order=Local(), out=tmp_path / "here", resume=True)
+    assert without_time(again) == without_time(here)
+    torch = {"cluster": {"name": "torch", "device": "cpu"}, "out": tmp_path / "torch"}
+    with pytest.raises(InputError, match=r"order: Local cannot be pickled .*, and cluster 'torch' trains in processes"):
+        hemiola.train(**BASE, order=Local(), **torch)

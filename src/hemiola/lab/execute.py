@@ -22,6 +22,7 @@ from hemiola.clusters.torch.group import Place
 from hemiola.contracts import Task
 from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Cell, Experiment
+from hemiola.lab.here import run_here, stay_here
 from hemiola.lab.launching import launch_on
 from hemiola.lab.progress import Display
 from hemiola.lab.ranks import Crew, torch_factory
@@ -81,10 +82,13 @@ def run_experiment(
         waiting = [cell for cell in experiment.cells if store.finished(cell) is None]
         display = display or Display.silent()
         display.begin(len(experiment.cells), len(experiment.cells) - len(waiting))
-        if waiting:
+        staying = stay_here(waiting)
+        if len(waiting) > len(staying):
             _start_fork_server()
         with _stop_requests() as stop, display:
-            failed = _run_all(waiting, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
+            others = [cell for cell in waiting if cell not in staying]
+            failed = _run_all(others, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
+            failed += run_here(staying, store, data, stop, display)
         finished = store.assemble()
         return Outcome(finished, len(experiment.cells), failed, stop.is_set())
     finally:
