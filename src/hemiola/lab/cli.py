@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hemiola.errors import InputError
+from hemiola.lab import listings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Data-parallel PyTorch training whose order, period and pace measure and adapt.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Public data sets: list what is there, fetch what is missing.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+listings.register(app)
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks of what failed.")]
@@ -130,29 +131,8 @@ def report(
         typer.echo(f"figure: {write_figure(folders, path)}")
 
 
-@app.command()
-def tasks() -> None:
-    """List the reference tasks."""
-    from rich.table import Table
-
-    from hemiola.lab.tasks import describe_tasks
-
-    table = Table(box=None, header_style="bold")
-    table.add_column("task", no_wrap=True)
-    for name in ("model", "examples", "convex", "data", "options"):
-        table.add_column(name)
-    for task in describe_tasks():
-        options = ", ".join(f"{key} = {value}" for key, value in task.options.items())
-        model = f"{task.model}, {task.parameters:,} parameters"
-        table.add_row(
-            task.name, model, f"{task.train:,} + {task.test:,}", "yes" if task.convex else "", task.data, options
-        )
-    _console().print(table)
-    typer.echo('\nYour own: task = "package.module:function"; see docs/tasks.md.')
-
-
 @data_app.command("list")
-def data_list(data: DataOption = None) -> None:
+def data_list(data: DataOption = None, as_json: listings.JsonOption = False) -> None:
     """Show which data sets are there."""
     from rich.table import Table
 
@@ -160,12 +140,16 @@ def data_list(data: DataOption = None) -> None:
 
     root = _data_folder(data)
     table = Table("data set", "there", "MB", "what", "files missing", box=None, header_style="bold")
-    for found in list_sets(root):
+    sets = list_sets(root)
+    if as_json:
+        return listings.print_json([vars(found) for found in sets])
+    for found in sets:
         missing = ", ".join(found.missing[:2]) + (", ..." if len(found.missing) > 2 else "")
         table.add_row(found.name, "yes" if found.present else "no", f"{found.size / 1e6:.1f}", found.title, missing)
     console = _console()
     console.print(f"in {root}:" if root else "no data folder: give --data DIR or set HEMIOLA_DATA")
     console.print(table)
+    return None
 
 
 @data_app.command("fetch")
@@ -238,7 +222,7 @@ def predict(
         typer.echo(json.dumps(prediction.as_json(), indent=1, allow_nan=False))
         return
     console = _console()
-    console.print(prediction.as_table())
+    console.print(prediction.as_table(console.width))
     for line in prediction.conclusions:
         console.print(line)
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from rich.table import Table
@@ -100,20 +101,17 @@ class Prediction:
         ]
         return plain
 
-    def as_table(self) -> Table:
-        """A table for the terminal."""
+    def as_table(self, width: int | None = None) -> Table:
+        """A table for a terminal of this width: the columns that fit, from the left; all without one."""
         table = Table(
             title=f"{self.workers} workers, {self.delay}; seconds per update by theory and by simulation",
             box=None,
             header_style="bold",
             padding=(0, 1, 0, 0),
         )
-        for name in ("pace", "K", "theory", "simulated", "off by", "upd./s", "stale", "fresh", "idle", "wasted"):
-            table.add_column(name, justify="left" if name == "pace" else "right", no_wrap=True)
-        for before, row in zip([None, *self.rows], self.rows, strict=False):
-            if before and before.variant != row.variant:
-                table.add_section()
-            table.add_row(
+        names = ("pace", "K", "theory", "simulated", "off by", "upd./s", "stale", "fresh", "idle", "wasted")
+        cells = [
+            (
                 row.variant,
                 str(row.k),
                 _theory_cell(row),
@@ -125,6 +123,16 @@ class Prediction:
                 f"{row.idle_share:.0%}",
                 f"{row.wasted_share:.0%}",
             )
+            for row in self.rows
+        ]
+        needed = accumulate(1 + max(map(len, column)) for column in zip(names, *cells, strict=True))
+        fitting = len(names) if width is None else max(4, sum(end <= width for end in needed))
+        for name in names[:fitting]:
+            table.add_column(name, justify="left" if name == "pace" else "right", no_wrap=True)
+        for before, row, line in zip([None, *self.rows], self.rows, cells, strict=False):
+            if before and before.variant != row.variant:
+                table.add_section()
+            table.add_row(*line[:fitting])
         return table
 
 
