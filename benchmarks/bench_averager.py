@@ -20,8 +20,12 @@ from hemiola.wire.codec import WIRES, Codec, quantiser
 def ratios() -> Iterator[Ratio]:
     torch.set_num_threads(1)
     for p in (8, 1):
-        loop, averaged = _loops(p)
-        yield Ratio(f"a step with p = {p}", compare(averaged, loop), "", "one process, 2 M parameters, batch 32")
+        loop, averaged = _loops(p, _Wide)
+        yield Ratio(f"a step with p = {p}", compare(averaged, loop), "<= 1.03", "one process, 2 M parameters, batch 32")
+    loop, averaged = _loops(4, _Transformer)
+    yield Ratio(
+        "a step of a small transformer", compare(averaged, loop), "<= 1.03", "one process, 4 layers, 128 wide, p = 4"
+    )
     vector = torch.randn(4_000_000, generator=torch_stream("bench"))
     for codec in (*WIRES.values(), quantiser(8)):
         stream = torch_stream("bench", codec.name)
@@ -31,25 +35,40 @@ def ratios() -> Iterator[Ratio]:
         )
 
 
-def _loops(p: int) -> tuple[Callable[[], None], Callable[[], None]]:
+def _loops(p: int, kind: type[_Loop]) -> tuple[Callable[[], None], Callable[[], None]]:
     """Eight steps of a plain loop, and of one inside an averager."""
-    plain, averaged = _Loop(), _Loop()
-    Averager(*averaged.parts, period=Constant(p=p)).__enter__()
+    plain, averaged = kind(), kind()
+    Averager(averaged.model, averaged.optimizer, period=Constant(p=p)).__enter__()
     return plain, averaged
 
 
 class _Loop:
-    def __init__(self) -> None:
-        model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
-        self.parts = model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-        self.x = torch.randn(32, 512, generator=torch_stream("bench"))
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    x: torch.Tensor
 
     def __call__(self) -> None:
-        model, optimizer = self.parts
         for _ in range(8):
-            optimizer.zero_grad()
-            model(self.x).square().mean().backward()
-            optimizer.step()
+            self.optimizer.zero_grad()
+            self.model(self.x).square().mean().backward()
+            self.optimizer.step()
+
+
+class _Wide(_Loop):
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.x = torch.randn(32, 512, generator=torch_stream("bench"))
+
+
+class _Transformer(_Loop):
+    """As large as the smallest character models of nanoGPT; 12 sequences of 64 tokens."""
+
+    def __init__(self) -> None:
+        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True)
+        self.model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.x = torch.randn(12, 64, 128, generator=torch_stream("bench"))
 
 
 def _there_and_back(codec: Codec, vector: torch.Tensor, stream: torch.Generator) -> Callable[[], torch.Tensor]:

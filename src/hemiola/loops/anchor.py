@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -46,12 +47,19 @@ class Anchored:
         self._attendance = attendance
         self._outer = None if outer is None or outer.plain else outer
         self._mean: GroupMean | None = None
-        self.anchor, self.exact_anchor = layout.gather()
+        # The mean of one: nothing moves, and no number is touched.
+        self.alone = group is None and self._outer is None
+        self.anchor, self.exact_anchor = (_NOTHING, _NOTHING) if self.alone else layout.gather()
 
     def send(self, note: Note, delay: int) -> None:
         """Begin an exchange whose result is applied after ``delay`` more steps."""
-        mean = self._ready()
         self.layout.check_frozen()
+        if self.alone:
+            snapshot = Snapshot(_NOTHING, _NOTHING, note.steps, note.local)
+            merged = Merged(_NOTHING, _NOTHING, 0.0, 0.0, np.array([note.row()]), 0, 0.0)
+            self.pending = Pending(lambda: merged, snapshot, note.steps)
+            return
+        mean = self._ready()
         lossy, exact = self.layout.gather()
         change = lossy - self.anchor, _minus(exact, self.exact_anchor)
         snapshot = Snapshot(lossy, exact, note.steps, note.local)
@@ -66,11 +74,10 @@ class Anchored:
     def apply(self, step: int) -> None:
         """Move anchor and weights by the result of the exchange, ``step`` being the steps taken by now."""
         assert self.pending is not None
-        snapshot = self.pending.snapshot
-        anchors = self._after(self.pending)
-        self.pending = None
-        self.anchor, self.exact_anchor = anchors
-        if self._group is not None or self._outer is not None:
+        pending, self.pending = self.pending, None
+        if not self.alone:
+            snapshot = pending.snapshot
+            self.anchor, self.exact_anchor = self._after(pending)
             if step == snapshot.step:
                 self.layout.scatter(self.anchor, self.exact_anchor)
             else:
@@ -98,11 +105,11 @@ class Anchored:
 
     def _after(self, pending: Pending) -> tuple[Tensor, Tensor]:
         """Both anchors once this exchange is applied."""
-        merged, snapshot = pending.result(), pending.snapshot
-        alone = self._group is None  # the mean of one: nothing moves, not even by a rounding
-        exact = snapshot.exact if alone else self.exact_anchor + merged.exact.to(self.exact_anchor)
+        merged = pending.result()
+        one = self._group is None  # then not even a rounding moves what the outer optimizer does not see
+        exact = pending.snapshot.exact if one else self.exact_anchor + merged.exact.to(self.exact_anchor)
         if self._outer is None:
-            return snapshot.lossy if alone else self.anchor + merged.change.to(self.anchor), exact
+            return self.anchor + merged.change.to(self.anchor), exact
         change = merged.change.to(self.anchor, copy=True)
         if pending.applied is None:  # asked once for every exchange: the outer optimizer remembers
             own = change[: self.layout.counted]
@@ -143,11 +150,13 @@ class Anchored:
             merged = self.pending.result()
             pending = {**asdict(merged), "notes": torch.from_numpy(merged.notes)}
             pending |= {"snapshot": asdict(self.pending.snapshot), "due": self.pending.due}
-            self._after(self.pending)
+            if not self.alone:
+                self._after(self.pending)
             pending["applied"] = self.pending.applied
+        anchor, exact_anchor = self.layout.gather() if self.alone else (self.anchor, self.exact_anchor)
         return {
-            "anchor": self.anchor,
-            "exact_anchor": self.exact_anchor,
+            "anchor": anchor,
+            "exact_anchor": exact_anchor,
             "moments": list(self.layout.moments),
             "mean": None if self._mean is None else self._mean.state_dict(),
             "pending": pending,
@@ -160,19 +169,23 @@ class Anchored:
         if sizes != (self.layout.lossy, self.layout.exact):
             expected = self.layout.lossy, self.layout.exact
             raise InputError(f"this averager's state is of another model: {sizes} numbers, this one has {expected}")
-        self.anchor = state["anchor"].to(self.anchor)
-        self.exact_anchor = state["exact_anchor"].to(self.exact_anchor)
-        if state["mean"] is not None:
+        if (state["outer"] is None) != (self._outer is None):
+            raise InputError("this averager's state was saved with another outer optimizer; give the same outer=...")
+        if self._outer is not None:
+            self._outer.load_state_dict(state["outer"])
+        if not self.alone:
+            self.anchor = state["anchor"].to(self.anchor)
+            self.exact_anchor = state["exact_anchor"].to(self.exact_anchor)
+        if state["mean"] is not None and not self.alone:
             self._ready().load_state_dict(state["mean"])
         if state["pending"] is not None:
             merged = {**state["pending"], "notes": state["pending"]["notes"].numpy()}
             due, snapshot, applied = merged.pop("due"), Snapshot(**merged.pop("snapshot")), merged.pop("applied")
             self.pending = Pending(lambda: Merged(**merged), snapshot, due)
             self.pending.applied = applied
-        if (state["outer"] is None) != (self._outer is None):
-            raise InputError("this averager's state was saved with another outer optimizer; give the same outer=...")
-        if self._outer is not None:
-            self._outer.load_state_dict(state["outer"])
+
+
+_NOTHING = torch.empty(0)
 
 
 def _minus(one: Tensor, other: Tensor) -> Tensor:

@@ -390,7 +390,7 @@ class Averager:
         For evaluation and checkpoints at any moment. Every rank must enter it at the same step. Outside the averager's
         own context, and before the first step, all ranks hold the same weights and nothing is exchanged.
         """
-        if not self._entered or self._step == 0:
+        if not self._entered or self._step == 0 or self._ready.alone:
             yield self.model
             return
         with self._checkpoint_if_lost():
