@@ -459,7 +459,7 @@ def test_stints_under_way_come_again_after_a_save(ray, pace, tmp_path):
 
 def test_a_state_of_another_cluster_is_refused(ray):
     training = ray.training(stop={"updates": 1})
-    with pytest.raises(InputError, match=r"not the state of a ray cluster, version 1, but of 'other' version 1"):
+    with pytest.raises(InputError, match="not the state of a 'hemiola-ray': its kind is 'other'"):
         training.cluster.load_state_dict({"kind": "other", "version": 1})
 
 

@@ -250,7 +250,7 @@ def test_bad_input_is_one_clear_line() -> None:
     with pytest.raises(InputError, match="did you mean 'ghost'"):
         UnitGradients(nn.Linear(2, 2), cross_entropy, "gost:4", 0)
     gradients = UnitGradients(nn.Linear(2, 2), cross_entropy, "ghost:2", 0)
-    with pytest.raises(InputError, match="not a state of unit-gradients version 1: kind 'grab'"):
+    with pytest.raises(InputError, match="not the state of a 'unit-gradients': its kind is 'grab'"):
         gradients.load_state_dict({"kind": "grab", "version": 1})
 
 

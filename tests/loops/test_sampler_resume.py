@@ -255,12 +255,12 @@ def test_foreign_state_is_refused() -> None:
     sampler = OrderedSampler(range(10))
     state = sampler.state_dict()
     for change, message in (
-        ({"kind": "averager"}, "not a state of ordered-sampler version 2: kind 'averager'"),
+        ({"kind": "averager"}, "not the state of a 'ordered-sampler': its kind is 'averager'"),
         ({"version": 7}, "version 7"),
-        ({"examples": 11}, "saved with examples = 11, this one has 10"),
-        ({"order": "grab"}, "saved with order = 'grab', this one has 'cd-grab'"),
+        ({"examples": 11}, "saved with examples = 11, this run has 10"),
+        ({"order": "grab"}, "saved with order = 'grab', this run has 'cd-grab'"),
         ({"unit": 2}, "saved with unit = 2"),
-        ({"sketch": "exact"}, "saved with sketch = 'exact', this one has 'ghost:4'"),
+        ({"sketch": "exact"}, "saved with sketch = 'exact', this run has 'ghost:4'"),
         ({"seed": 1}, "saved with seed = 1"),
     ):
         with pytest.raises(InputError, match=message):

@@ -211,7 +211,7 @@ def test_a_run_goes_on_exactly_after_a_restart():
 def test_foreign_state_is_refused():
     policy = AdaSync(start=2)
     policy.begin(8, counts_workers=True)
-    with pytest.raises(InputError, match="not the state of adasync"):
+    with pytest.raises(InputError, match="not the state of a 'adasync'"):
         policy.load_state_dict({"kind": "k-async", "version": 1})
     other = AdaSync(start=3)
     other.begin(8, counts_workers=True)

@@ -135,7 +135,7 @@ def test_state_goes_through_a_file_and_refuses_strangers():
 
     other = KSync(k=2)
     other.begin(8)
-    with pytest.raises(InputError, match="not the state of a 'k-sync' pace, version 1, but of 'k-async' version 1"):
+    with pytest.raises(InputError, match="not the state of a 'k-sync': its kind is 'k-async'"):
         other.load_state_dict(pace.state_dict())
     fewer = KAsync(k=2)
     fewer.begin(4)

@@ -25,6 +25,7 @@ from hemiola.errors import InputError
 from hemiola.gradients.ghost import WHOLE_AT_ONCE, Recorder
 from hemiola.gradients.layers import working_type
 from hemiola.gradients.sketch import build_sketch, parse_sketch
+from hemiola.state import own_state
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 
@@ -128,11 +129,7 @@ class UnitGradients:
 
     def load_state_dict(self, state: State) -> None:
         """Adopt the directions of another `UnitGradients` of the same model and sketch."""
-        if state.get("kind") != self.KIND or state.get("version") != self.VERSION:
-            raise InputError(
-                f"this is not a state of {self.KIND} version {self.VERSION}: "
-                f"kind {state.get('kind')!r}, version {state.get('version')!r}"
-            )
+        own_state(state, self.KIND, self.VERSION)
         if self._recorder is not None:
             self._recorder.adopt(state["directions"])
 

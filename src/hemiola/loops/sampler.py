@@ -41,6 +41,7 @@ from hemiola.loops.tally import Tally
 from hemiola.loops.tracking import track
 from hemiola.loops.watch import Scaler, Watch
 from hemiola.own import checked_sequence
+from hemiola.state import own_state
 
 Loader = TypeVar("Loader", bound=DataLoader[Any])
 
@@ -399,14 +400,7 @@ class OrderedSampler(Sampler[int]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same data set, order and seed; it may come from another number of ranks."""
-        if state.get("kind") != self.KIND or state.get("version") != self.VERSION:
-            raise InputError(
-                f"this is not a state of {self.KIND} version {self.VERSION}: "
-                f"kind {state.get('kind')!r}, version {state.get('version')!r}"
-            )
-        for name, value in self._facts().items():
-            if state[name] != value:
-                raise InputError(f"the sampler's state was saved with {name} = {state[name]!r}, this one has {value!r}")
+        own_state(state, self.KIND, self.VERSION, self._facts())
         ranks, own = int(state["ranks"]), state["rank"] == self.rank
         if self.policy.sketch == "exact" and ranks == self._ranks and not own:
             raise InputError(

@@ -30,6 +30,7 @@ from hemiola.contracts import Arrivals, State
 from hemiola.errors import InputError, nearest
 from hemiola.pace.laws import Empirical, Floats
 from hemiola.pace.spacings import fit_delays, mean_spacings
+from hemiola.state import own_state
 
 Guard = Literal["delays", "floor", "stuck", "hysteresis"]
 GUARDS: tuple[Guard, ...] = get_args(Guard)
@@ -201,9 +202,7 @@ class AdaSync:
         }
 
     def load_state_dict(self, state: State) -> None:
-        if state.get("kind") != "adasync" or state.get("version") != VERSION:
-            found = f"{state.get('kind')!r} version {state.get('version')!r}"
-            raise InputError(f"this is not the state of adasync, version {VERSION}, but of {found}")
+        own_state(state, "adasync", VERSION)
         if state["start"] != self.start:
             raise InputError(f"the saved adasync had start = {state['start']}, this one has {self.start}")
         self.k = int(state["k"])

@@ -22,6 +22,7 @@ from typing import Literal
 from hemiola.contracts import Arrivals, Pace, State
 from hemiola.errors import InputError
 from hemiola.pace.adasync import AdaSync, Guard
+from hemiola.state import own_state
 
 VERSION = 1
 
@@ -135,9 +136,7 @@ class Quorum(Pace):
         return state
 
     def load_state_dict(self, state: State) -> None:
-        if state.get("kind") != self.kind or state.get("version") != VERSION:
-            found = f"{state.get('kind')!r} version {state.get('version')!r}"
-            raise InputError(f"this is not the state of a {self.kind!r} pace, version {VERSION}, but of {found}")
+        own_state(state, self.kind, VERSION)
         if state["workers"] != self._workers:
             raise InputError(f"the saved pace had {state['workers']} workers, this run has {self._workers}")
         if ("adasync" in state) != (self._adasync is not None):

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hemiola.contracts import Arrivals, Averaging, State, Stint, Update, Visit
-from hemiola.errors import InputError
 from hemiola.flat import FlatModel
 from hemiola.plan import ClusterFactory, Plan
+from hemiola.state import own_state
 from hemiola.streams import seed_torch
 from hemiola.training.deck import Deck
 from hemiola.training.evaluation import Evaluator
@@ -352,11 +352,7 @@ class Training:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same plan."""
-        if state.get("kind") != KIND or state.get("version") != VERSION:
-            raise InputError(
-                f"not a checkpoint of hemiola training, version {VERSION}: "
-                f"{state.get('kind')!r} {state.get('version')!r}"
-            )
+        own_state(state, KIND, VERSION)
         self.version, self.versions = state["weights"]["now"], dict(state["weights"]["held"])
         self._server.load_state_dict(state["optimizer"])
         self.plan.order.load_state_dict(state["order"])

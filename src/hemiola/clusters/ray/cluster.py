@@ -22,8 +22,8 @@ from hemiola.clusters.ray.worker import FEW_BYTES, Errand, Momentum, Outcome, Se
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import Pace, Report, State, Stint, Update, Work
-from hemiola.errors import InputError
 from hemiola.pace.race import COUNTS, LATE, Race
+from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 
 KIND, VERSION = "hemiola-ray", 1
@@ -309,9 +309,7 @@ class RayCluster:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state: stints that were under way are given back first."""
-        if state.get("kind") != KIND or state.get("version") != VERSION:
-            found = f"{state.get('kind')!r} version {state.get('version')!r}"
-            raise InputError(f"this is not the state of a ray cluster, version {VERSION}, but of {found}")
+        own_state(state, KIND, VERSION)
         self._seconds_before, self._began = float(state["now"]), None
         self.race.version, self._draws = int(state["updates"]), list(state["draws"])
         for saved in state["under_way"]:

@@ -28,6 +28,7 @@ from hemiola.clusters.torch.group import gather, share
 from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
+from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
@@ -294,8 +295,7 @@ class CollectiveCluster:
         }
 
     def load_state_dict(self, state: State) -> None:
-        if state.get("kind") != KIND or state.get("version") != VERSION:
-            raise InputError(f"not the state of a torch cluster, version {VERSION}: {state.get('kind')!r}")
+        own_state(state, KIND, VERSION)
         if state["workers"] != self.workers:
             raise InputError(f"the saved cluster had {state['workers']} workers, this one has {self.workers}")
         mine = state["ranks"][self.rank]
