@@ -34,9 +34,7 @@ def experiment_schema() -> Schema:
         )
     keys["cluster"] = _named({name: (_properties(make), "") for name, make in CLUSTERS.items()})
     tasks = _named({name: (_properties(entry.make, ("data",)), entry.model) for name, entry in TASKS.items()})
-    own = {"type": "string", "pattern": ".+:.+", "description": "Your own: module:function or file.py:function."}
-    table_of_own = {"type": "object", "properties": {"name": own}, "required": ["name"]}
-    keys["task"] = {"anyOf": [*tasks["anyOf"], own, table_of_own]}
+    keys["task"] = tasks
     run = {"type": "object", "properties": {"name": {"type": "string"}, **keys}, "additionalProperties": False}
     top = {
         "title": {"type": "string", "description": "Shown by the report."},
@@ -55,7 +53,7 @@ def experiment_schema() -> Schema:
 
 
 def _named(options: Mapping[str, tuple[Mapping[str, Schema], str]]) -> Schema:
-    """A name alone, or a table with the name and its options."""
+    """A name alone, or a table with the name and its options; one's own by path, whose options only it knows."""
     alone = [{"const": name, "description": does} for name, (_, does) in options.items()]
     tables = [
         {
@@ -67,7 +65,9 @@ def _named(options: Mapping[str, tuple[Mapping[str, Schema], str]]) -> Schema:
         }
         for name, (properties, does) in options.items()
     ]
-    return {"anyOf": [*alone, *tables]}
+    own = {"type": "string", "pattern": ".+:.+", "description": "Your own: module:name or file.py:name."}
+    own_table = {"type": "object", "properties": {"name": own}, "required": ["name"]}
+    return {"anyOf": [*alone, *tables, own, own_table]}
 
 
 def _properties(make: Any, filled_in: tuple[str, ...] = ()) -> dict[str, Schema]:
