@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hemiola.errors import SamplerWarning as SamplerWarning
     from hemiola.lab.api import train as train
     from hemiola.lab.compared import Results as Results
+    from hemiola.lab.models import load_model as load_model
     from hemiola.lab.report import write_figure as write_figure
     from hemiola.lab.report import write_report as write_report
     from hemiola.lab.results import Result as Result
@@ -108,6 +109,7 @@ _PUBLIC = {
     "Update": "hemiola.contracts",
     "Visit": "hemiola.contracts",
     "Work": "hemiola.contracts",
+    "load_model": "hemiola.lab.models",
     "load_task": "hemiola.lab.tasks",
     "predict": "hemiola.timing.predict",
     "simulate_timing": "hemiola.timing.simulate",

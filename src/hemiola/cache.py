@@ -9,12 +9,15 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from hemiola.errors import InputError
+from hemiola.files import replacing
 
 
 def cache_folder() -> Path:
@@ -58,10 +61,7 @@ def keep_array(path: Path, array: np.ndarray) -> None:
 
 
 def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    try:
+    with suppress(OSError, InputError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("wb", dir=path.parent, suffix=".part", delete=False) as file:
+        with replacing(path) as file:
             fill(file)
-        os.replace(file.name, path)
-    except OSError:
-        return

@@ -11,8 +11,26 @@ class InputError(ValueError):
     """
 
 
+class FailedElsewhere(RuntimeError):
+    """Something failed in another process: the message stands on its own, the traceback there comes as text."""
+
+    def __init__(self, message: str, trace: str = ""):
+        super().__init__(message, trace)  # both, so that it can be pickled
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line: its own words where they stand on their own, else with its kind and place."""
+    if isinstance(error, InputError | FailedElsewhere):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{raised_at(error)}"
+
+
 def raised_at(error: BaseException) -> str:
-    """Where an exception left the user's own code: `` (own_task.py:12)``; empty where none of it was on the way.
+    """Where an exception left the user's own code: `` (own_task.py:12: x = x / 0)``; empty where it never was there.
 
     Frames of hemiola, of installed packages and of Python itself are not the user's.
     """
@@ -25,7 +43,8 @@ def raised_at(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_file() and not any(file.is_relative_to(folder) for folder in theirs):
-            return f" ({file.name}:{frame.lineno})"
+            code = frame.line or ""
+            return f" ({file.name}:{frame.lineno}: {code if len(code) <= 80 else code[:77] + '...'})"
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({Path(error.filename).name}:{error.lineno})"
     return ""

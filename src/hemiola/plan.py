@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -57,6 +57,7 @@ class Plan:
         train_examples: Evaluate the training loss on so many examples; None for all.
         deck: Whether all workers take batches from one order over the whole training set, instead of each from its
             shard.
+        keep: The weights the run leaves behind: the last, or the best of its evaluations by the task's metric.
     """
 
     task: Task
@@ -72,6 +73,7 @@ class Plan:
     every: Amount
     train_examples: int | None = None
     deck: bool = False
+    keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
         if self.batch % self.order.unit:

@@ -80,7 +80,7 @@ def test_help_does_not_import_torch():
     code = "import sys, hemiola.lab.cli as c\ntry: c.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    for verb in ("run", "resume", "demo", "report", "tasks", "data", "predict"):
+    for verb in ("run", "resume", "demo", "report", "export", "tasks", "data", "predict"):
         assert verb in done.stdout
 
 
@@ -190,7 +190,7 @@ def test_a_task_of_ones_own_lies_beside_the_file(hemiola, one_line, tmp_path):
     assert code == 0, errors
     said = one_line("run", file, "--out", "out2", "--data", "/")
     assert "task 'own_beside:make' raised FileNotFoundError" in said
-    assert said.endswith("(own_beside.py:6)\n")  # the last line of the user's own code
+    assert said.endswith('(own_beside.py:6: x = torch.tensor([[float(n), 1.0] for n in (data / "numbers.txt")...)\n')
     said = one_line("run", file, "--out", "out2", "--data", ".", "--set", 'task={name="own_beside:make",width=3}')
     assert "failed on its first 2 examples: RuntimeError" in said
     code, _, errors = hemiola("run", file, "--out", "out2", "--data", "/", "--debug")

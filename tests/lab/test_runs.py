@@ -1,6 +1,7 @@
 """Experiments as a user runs them: interrupted, resumed, side by side, in a folder that belongs to them."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -10,13 +11,25 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import hemiola
 from hemiola.errors import InputError
+from hemiola.files import replacing
 from hemiola.lab import store
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.execute import run_experiment
 from hemiola.lab.experiment import Experiment
-from hemiola.lab.report.read import COLUMNS
+from hemiola.lab.progress import Display
+from hemiola.lab.results import COLUMNS
+
+HERE = Path(__file__).parent
+RAISES = '            raise RuntimeError("this task has had enough")'
+
+
+def line_of(text: str) -> int:
+    return next(at for at, line in enumerate((HERE / "tiny_task.py").read_text().splitlines(), 1) if text in line)
+
 
 FILE = """
 task = "digits-logistic"
@@ -154,7 +167,8 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     (checkpoint,) = out.glob("cells/*/checkpoint.pt")
-    state = store.load_checkpoint(checkpoint.parent)
+    cell = Experiment.load(file).cells[0]
+    state = CellFolder.of(cell, checkpoint.parent).load_checkpoint(print)
     assert state["weights"]["now"] > 0
     assert state["status"] == "running"
 
@@ -172,9 +186,9 @@ def test_two_runs_in_one_folder_refuse_each_other(tmp_path):
 
 def test_a_folder_says_what_it_was_started_with(tmp_path, monkeypatch):
     changed = Experiment.load(experiment_file(tmp_path), {"workers": 3, "sweep": {"optimizer.lr": [0.1, 1e-3]}})
-    kept = store.Store(tmp_path / "out", changed)
+    kept = store.Store(tmp_path / "out", changed, data=Path("sets"))
     monkeypatch.chdir(tmp_path)
-    kept.open({}, resume=False, data=Path("sets"), jobs=2)
+    kept.open({}, resume=False, jobs=2)
     kept.close()
     monkeypatch.chdir("/")
     saved = store.reopen(tmp_path / "out")
@@ -215,7 +229,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch)
     target = tmp_path / "results.csv"
     target.write_text("before")
     monkeypatch.setattr(os, "fsync", _disk_full)
-    with pytest.raises(InputError, match="cannot be written: No space left on device"), store.replacing(target) as file:
+    with pytest.raises(InputError, match="cannot be written: No space left on device"), replacing(target) as file:
         file.write(b"after")
     assert target.read_text() == "before"
     assert list(tmp_path.iterdir()) == [target]
@@ -223,12 +237,6 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch)
 
 def _disk_full(descriptor: int) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(InputError, match=r"checkpoint.pt: is damaged"):
-        store.load_checkpoint(tmp_path)
 
 
 def test_one_diverged_run_does_not_stop_the_others(tmp_path):
@@ -243,22 +251,36 @@ def test_one_diverged_run_does_not_stop_the_others(tmp_path):
     assert [(r.row["optimizer.lr"], r.row["status"]) for r in results] == [(0.1, "done"), (1e30, "diverged")]
 
 
-def test_a_cell_that_fails_is_reported_and_not_counted_as_finished(tmp_path, monkeypatch):
-    module = tmp_path / "failing_task.py"
-    module.write_text(
-        "import torch, hemiola\n"
-        "def losses(outputs, targets):\n"
-        "    if outputs.shape[0] == 7: raise RuntimeError('seven at a time is too much')\n"
-        "    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
-        "def task():\n"
-        "    x = torch.randn(70, 2); y = (x[:, 0] > 0).long()\n"
-        "    linear = lambda: torch.nn.Linear(2, 2)\n"
-        "    return hemiola.Task(name='failing', model=linear, train=(x, y), test=(x, y), losses=losses)\n"
+def test_a_cell_that_fails_keeps_its_traceback_and_is_not_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(HERE)
+    task = {"name": "tiny_task:make", "fail_at": 5}
+    with pytest.raises(RuntimeError) as caught:
+        hemiola.train(task=task, workers=1, batch=4, stop={"epochs": 3}, out=tmp_path / "out")
+    (kept,) = tmp_path.glob("out/cells/*/error.txt")
+    line = HERE.joinpath("tiny_task.py").read_text().splitlines().index(RAISES) + 1
+    assert str(caught.value) == (
+        "1 of 1 parts failed; first 'run', seed 0: RuntimeError: this task has had enough "
+        f"(tiny_task.py:{line}: {RAISES.strip()}) (whole traceback: {kept})"
     )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RuntimeError, match="seven at a time is too much"):
-        hemiola.train(task="failing_task:task", workers=1, batch=7, stop={"epochs": 1}, out=tmp_path / "out")
+    assert f'tiny_task.py", line {line}, in losses' in kept.read_text()
+    assert "hemiola/training/loop.py" in kept.read_text()
     assert not list(tmp_path.glob("out/cells/*/result.json"))
+
+
+def test_what_cells_print_and_warn_of_are_lines_of_the_display(tmp_path, monkeypatch):
+    """Warnings of cells that run alike come once, and nothing passes the display by."""
+    monkeypatch.chdir(HERE)
+    console = Console(file=io.StringIO(), width=200)
+    given = {"task": {"name": "tiny_task:make", "warn": True, "say": "a word"}, "workers": 1, "batch": 4}
+    experiment = Experiment({**given, "stop": {"epochs": 1}, "seeds": [0, 1]})
+    outcome = run_experiment(experiment, tmp_path / "out", jobs=1, display=Display(console))
+    assert outcome.finished == 2
+    lines = console.file.getvalue().splitlines()
+    assert [line for line in lines if "warns" in line] == [
+        f"run seed 0: UserWarning: this task warns (tiny_task.py:{line_of('warnings.warn')})"
+    ]
+    assert [line for line in lines if "a word" in line] == ["run seed 0: a word", "run seed 1: a word"]
+    assert not list(tmp_path.glob("out/cells/*/output.txt"))
 
 
 def test_train_without_a_folder_returns_plain_records():

@@ -58,11 +58,13 @@ def train(
         )
     outcome = run_experiment(checked, Path(out), folder, jobs, resume)
     if outcome.failed:
-        cell, why = outcome.failed[0]
+        first = outcome.failed[0]
+        where = f" (whole traceback: {first.kept})" if first.trace else ""
         raise RuntimeError(
-            f"{len(outcome.failed)} of {outcome.total} parts failed; first {cell.run!r}, seed {cell.seed}: {why}"
+            f"{len(outcome.failed)} of {outcome.total} parts failed; first {first.cell.run!r}, seed {first.cell.seed}: "
+            f"{first.why}{where}"
         )
-    store = Store(Path(out), checked)
+    store = Store(Path(out), checked, folder)
     finished = [result for cell in checked.cells if (result := store.finished(cell)) is not None]
     return Results(finished, lambda: read_about(Path(out)))
 

@@ -131,6 +131,28 @@ def report(
         typer.echo(f"figure: {write_figure(folders, path)}")
 
 
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="A folder that `hemiola run` wrote.")],
+    run: Annotated[str | None, typer.Argument(help="The run's name; may be left out where there is only one.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Which seed; the experiment's first otherwise.")] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--at", metavar="KEY=VALUE", help="Point of the sweep, e.g. optimizer.lr=0.1; the best otherwise."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write; RUN-seedN.pt here otherwise.")] = None,
+) -> None:
+    """Write the model of a finished run as a plain PyTorch state_dict."""
+    from hemiola.lab import models
+    from hemiola.lab.experiment import parse_change
+
+    found = models.find(folder, run, seed, dict(parse_change(point) for point in at or []))
+    typer.echo(f"model: {found}")
+    typer.echo(f"file:  {models.export(found, out)}")
+
+
 @data_app.command("list")
 def data_list(data: DataOption = None, as_json: listings.JsonOption = False) -> None:
     """Show which data sets are there."""
@@ -261,8 +283,11 @@ def _run_and_show(
         page = write_page(summary, out / "report.html")
         tell(summary, console)
         console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", soft_wrap=True)
-    for cell, why in outcome.failed:
-        typer.echo(f"hemiola: {cell.run!r}, seed {cell.seed}, failed: {why}", err=True)
+    for failure in outcome.failed:
+        if debug and failure.trace:
+            typer.echo(failure.trace, err=True)
+        where = f" (whole traceback: --debug, or {failure.kept})" if failure.trace and not debug else ""
+        typer.echo(f"hemiola: {failure.cell.run!r}, seed {failure.cell.seed}, failed: {failure.why}{where}", err=True)
     if outcome.interrupted:
         ranks = "TORCHELASTIC_RUN_ID" in os.environ
         again = ("torchrun ... -m " if ranks else "") + shlex.join(["hemiola", "resume", str(out)])

@@ -25,8 +25,8 @@ from hemiola.lab.experiment import Cell, Experiment
 from hemiola.lab.here import run_here, stay_here
 from hemiola.lab.launching import launch_on
 from hemiola.lab.progress import Display
-from hemiola.lab.ranks import Crew, torch_factory
-from hemiola.lab.store import Store, save_result
+from hemiola.lab.ranks import TorchrunGroup, torch_factory
+from hemiola.lab.store import Failure, Store
 from hemiola.lab.worker import work_on
 from hemiola.peers import RankLostError
 from hemiola.training.optimum import optimum
@@ -41,7 +41,7 @@ class Outcome:
 
     finished: int
     total: int
-    failed: list[tuple[Cell, str]]
+    failed: list[Failure]
     interrupted: bool
 
 
@@ -76,11 +76,11 @@ def run_experiment(
     if place is not None and any(torch_factory(cell) is not None for cell in experiment.cells):
         return _run_as_rank(place, experiment, folder, data, resume, display or Display.silent())
     facts = check_with_data(experiment, data)
-    store = Store(folder, experiment)
-    store.open(facts, resume, data, jobs)
+    store = Store(folder, experiment, data)
+    display = display or Display.silent()
+    store.open(facts, resume, jobs, display.say)
     try:
         waiting = [cell for cell in experiment.cells if store.finished(cell) is None]
-        display = display or Display.silent()
         display.begin(len(experiment.cells), len(experiment.cells) - len(waiting))
         staying = stay_here(waiting)
         if len(waiting) > len(staying):
@@ -100,37 +100,37 @@ def _run_as_rank(
 ) -> Outcome:
     """Run every cell together with the other processes that torchrun has started; rank 0 alone has the folder."""
     cells = experiment.cells
-    crew = Crew(place, cells, experiment.given)
-    store = Store(folder, experiment)
+    group = TorchrunGroup(place, cells, experiment.given)
+    store = Store(folder, experiment, data)
+    display = display if group.first else Display.silent()
     try:
 
         def open_store() -> list[int]:
-            store.open(check_with_data(experiment, data), resume or place.restarts > 0, data)
+            store.open(check_with_data(experiment, data), resume or place.restarts > 0, say=display.say)
             return [number for number, cell in enumerate(cells) if store.finished(cell) is None]
 
-        waiting = crew.agree(open_store)
-        display = display if crew.first else Display.silent()
+        waiting = group.agree(open_store)
         display.begin(len(cells), len(cells) - len(waiting))
         with _stop_requests() as stop, display:
             for number in waiting:
                 cell, began = cells[number], time.monotonic()
                 display.started(cell)
                 cell_folder = store.cell_folder(cell)
-                if crew.first:
-                    cell_folder.mkdir(parents=True, exist_ok=True)
-                result = crew.train(cell, data, cell_folder, stop.is_set, partial(display.moved, cell))
-                if result is not None and crew.first:
-                    save_result(cell_folder, result)
+                if group.first:
+                    cell_folder.begin()
+                result = group.train(cell, data, cell_folder, stop.is_set, partial(display.heard, cell))
+                if result is not None and group.first:
+                    cell_folder.save_result(result)
                 ended = {"ended": "stopped" if result is None else result.row["status"]}
                 display.ended(cell, ended, result, time.monotonic() - began)
                 if result is None:
                     break
-        crew.close()
-        if not crew.first:
+        group.close()
+        if not group.first:
             return Outcome(0, len(cells), [], False)
         return Outcome(store.assemble(), len(cells), [], stop.is_set())
     except RankLostError as lost:
-        print(f"hemiola: {lost}; go on from the last checkpoint with --resume", file=sys.stderr)
+        print(f"hemiola: {lost}; `hemiola resume` goes on from the last checkpoint", file=sys.stderr)
         sys.exit(1)
     finally:
         store.close()
@@ -160,8 +160,9 @@ def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]
 
 def _run_all(
     waiting: list[Cell], store: Store, data: Path | None, jobs: int, stop: threading.Event, display: Display
-) -> list[tuple[Cell, str]]:
-    queue, failed = list(waiting), []
+) -> list[Failure]:
+    queue: list[Cell] = list(waiting)
+    failed: list[Failure] = []
     active: list[_Active] = []
     stop_by = float("inf")
     while active or (queue and not stop.is_set()):
@@ -180,9 +181,9 @@ def _run_all(
             if not one.process.is_alive():
                 _read(one, display)
                 active.remove(one)
-                ended = one.ended or {"ended": "failed", "error": f"its process ended with code {one.process.exitcode}"}
+                ended = one.ended or {"ended": "failed", "error": _how_it_ended(one.process)}
                 if ended["ended"] == "failed" and not (stop.is_set() and one.ended is None):
-                    failed.append((one.cell, ended["error"]))
+                    failed.append(store.failure(one.cell, ended["error"]))
                 display.ended(one.cell, ended, store.finished(one.cell), time.monotonic() - one.began)
                 one.pipe.close()
     return failed
@@ -211,12 +212,17 @@ def _read(one: _Active, display: Display) -> None:
             message = one.pipe.recv()
             if "ended" in message:
                 one.ended = message
-            elif "note" in message:
-                display.note(one.cell, message["note"])
             else:
-                display.moved(one.cell, message)
+                display.heard(one.cell, message)
     except (EOFError, OSError):
         pass  # The process is gone; whether it had ended well is in one.ended.
+
+
+def _how_it_ended(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    return (
+        f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
+    )
 
 
 def _tell_to_stop(active: list[_Active]) -> None:

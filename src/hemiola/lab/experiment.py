@@ -106,6 +106,7 @@ class Settings(_Table):
     batch: int | None = Field(default=None, ge=1)
     stop: Stop = Stop(epochs=10)
     evaluate: Evaluate = Evaluate(every_epochs=1)
+    keep: Literal["last", "best"] = "last"
     optimizer: Annotated[dict[str, Any], BeforeValidator(_named_table)] = Field(default_factory=dict)
     shards: Shards = Shards()
     cluster: Named = "simulated"
@@ -195,6 +196,7 @@ class Cell:
             ),
             train_examples=settings.evaluate.train_examples,
             deck=deck,
+            keep=settings.keep,
         )
         return plan, factory
 

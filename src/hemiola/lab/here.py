@@ -6,7 +6,6 @@ import pickle
 import sys
 import threading
 import time
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +15,8 @@ from hemiola.lab.experiment import Cell
 from hemiola.lab.named import live_objects
 from hemiola.lab.progress import Display
 from hemiola.lab.ranks import torch_factory
-from hemiola.lab.store import Store, save_result
-from hemiola.lab.worker import _Watch, train_cell
+from hemiola.lab.store import Failure, Store
+from hemiola.lab.worker import Watch, train_cell
 
 
 def stay_here(cells: list[Cell]) -> list[Cell]:
@@ -70,17 +69,14 @@ class _Pipe:
         return "stop"
 
     def send(self, message: dict[str, Any]) -> None:
-        if "note" in message:
-            self.display.note(self.cell, message["note"])
-        else:
-            self.display.moved(self.cell, message)
+        self.display.heard(self.cell, message)
 
 
 def run_here(
     cells: list[Cell], store: Store, data: Path | None, stop: threading.Event, display: Display
-) -> list[tuple[Cell, str]]:
+) -> list[Failure]:
     """Train cells in this process, one after the other, until told to stop; returns those that failed, and why."""
-    failed: list[tuple[Cell, str]] = []
+    failed: list[Failure] = []
     for cell in cells:
         if stop.is_set():
             break
@@ -88,13 +84,13 @@ def run_here(
         display.started(cell)
         ended: dict[str, Any]
         try:
-            result = train_cell(cell, data, folder, _Watch(cast(Any, _Pipe(cell, stop, display)), folder))
-            if result is not None:
-                save_result(folder, result)
+            with folder.working():
+                result = train_cell(cell, data, folder, Watch(cast(Any, _Pipe(cell, stop, display)), folder))
+                if result is not None:
+                    folder.save_result(result)
             ended = {"ended": "stopped" if result is None else result.row["status"]}
         except Exception as error:
-            why = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            ended = {"ended": "failed", "error": why, "traceback": traceback.format_exc()}
-            failed.append((cell, why))
+            ended = folder.failed(error)
+            failed.append(store.failure(cell, ended["error"]))
         display.ended(cell, ended, store.finished(cell), time.monotonic() - began)
     return failed

@@ -8,30 +8,28 @@ import pickle
 import signal
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from hemiola.clusters.torch.launch import RanksFailed, launch
+from hemiola.errors import FailedElsewhere
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Cell
+from hemiola.lab.output import Output
 from hemiola.lab.ranks import Tell, torch_factory
 from hemiola.lab.results import Result
+from hemiola.lab.store import module_of
 
 POLL_SECONDS = 0.1
 
 
-class RankError(RuntimeError):
-    """A rank gave up for a reason of its own, which starting it again would not cure."""
-
-    def __init__(self, message: str, trace: str):
-        super().__init__(message)
-        self.trace = trace
-
-
-def run_ranks(cell: Cell, folder: Path, data: Path | None, tell: Tell, asked_to_stop: Callable[[], bool]) -> None:
+def run_ranks(
+    cell: Cell, folder: CellFolder, data: Path | None, tell: Tell, asked_to_stop: Callable[[], bool], said: Path | None
+) -> None:
     """Train a cell in processes of its own; they write the result, or a checkpoint if asked to stop, into its folder.
 
     Args:
@@ -39,10 +37,11 @@ def run_ranks(cell: Cell, folder: Path, data: Path | None, tell: Tell, asked_to_
         folder: Of the cell.
         data: Folder of the data sets.
         tell: Takes progress, and notes for the user.
-        asked_to_stop: Whether to stop; looked at often, in a thread.
+        asked_to_stop: Whether to stop; asked often, in a thread.
+        said: The file that the ranks print to, whose lines become notes; None where they print to the terminal.
 
     Raises:
-        RankError: What a rank could not do.
+        FailedElsewhere: What a rank could not do.
         RanksFailed: Ranks died more often than ``max_restarts`` allows.
     """
     factory = torch_factory(cell)
@@ -52,24 +51,24 @@ def run_ranks(cell: Cell, folder: Path, data: Path | None, tell: Tell, asked_to_
         tell(
             {"note": f"{factory.workers} workers share {cores} cores: steps take longer than on machines of their own"}
         )
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="hemiola-") as name:
-        meeting = Path(name)
-        (meeting / "cell").write_bytes(pickle.dumps((cell, data, folder.absolute())))
-        with _messages(meeting, tell, asked_to_stop):
+        rendezvous = Path(name)
+        (rendezvous / "cell").write_bytes(pickle.dumps((cell, data, replace(folder, path=folder.path.absolute()))))
+        with _messages(rendezvous, tell, asked_to_stop, said):
             try:
-                launch("hemiola.lab.rank_process", [name], factory.workers, factory.max_restarts, meeting)
+                launch("hemiola.lab.rank_process", [name], factory.workers, factory.max_restarts, rendezvous)
             except RanksFailed as failure:
-                lost = [json.loads(path.read_text())["error"] for path in sorted(meeting.glob("lost-*.json"))]
+                lost = [json.loads(path.read_text())["error"] for path in sorted(rendezvous.glob("lost-*.json"))]
                 raise RanksFailed("; ".join([str(failure), *lost[:1]])) from None
-        for path in sorted(meeting.glob("error-*.json")):
+        for path in sorted(rendezvous.glob("error-*.json")):
             error = json.loads(path.read_text())
-            raise RankError(error["error"], error["traceback"])
+            raise FailedElsewhere(error["error"], error["traceback"])
 
 
-def launch_on(cell: Cell, folder: Path, data: Path | None, pipe: Connection) -> None:
+def launch_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connection) -> None:
     """Entry point of a cell's process, like `hemiola.lab.worker.work_on`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides.
+    turn = threading.Lock()
 
     def asked_to_stop() -> bool:
         try:
@@ -78,51 +77,50 @@ def launch_on(cell: Cell, folder: Path, data: Path | None, pipe: Connection) -> 
             return True
 
     def tell(message: dict[str, Any]) -> None:
-        with suppress(OSError):
+        with turn, suppress(OSError):
             pipe.send(message)
 
     ended: dict[str, Any]
     try:
-        run_ranks(cell, folder, data, tell, asked_to_stop)
-        result = result_in(folder)
+        folder.begin()
+        with Output(folder.path, lambda text: tell({"note": text}), lambda text: tell({"warning": text})) as output:
+            run_ranks(cell, folder, data, tell, asked_to_stop, output.path)
+        result = folder.result(lambda: module_of(cell, data))
         ended = {"ended": "stopped" if result is None else result.row["status"]}
-    except RankError as error:
-        ended = {"ended": "failed", "error": str(error), "traceback": error.trace}
     except Exception as error:
-        ended = {"ended": "failed", "error": str(error), "traceback": traceback.format_exc()}
+        ended = folder.failed(error)
     tell(ended)
 
 
 def train_on_ranks(cell: Cell, data: Path | None) -> Result | None:
     """Train a cell in processes of its own and keep nothing but its result."""
-    with tempfile.TemporaryDirectory(prefix="hemiola-") as folder:
-        run_ranks(cell, Path(folder), data, lambda message: None, lambda: False)
-        return result_in(Path(folder))
-
-
-def result_in(folder: Path) -> Result | None:
-    """The result a cell has left in its folder."""
-    with suppress(FileNotFoundError):
-        saved = json.loads((folder / "result.json").read_text())
-        return Result(saved["row"], saved["log"])
-    return None
+    with tempfile.TemporaryDirectory(prefix="hemiola-") as name:
+        folder = CellFolder.of(cell, Path(name))
+        run_ranks(cell, folder, data, lambda message: None, lambda: False, None)
+        result = folder.result(lambda: module_of(cell, data))
+        if result is None or result.trained is None:
+            return None
+        state = folder.weights()  # into memory: the folder goes
+        return replace(result, trained=result.trained._replace(weights=lambda: state))
 
 
 @contextmanager
-def _messages(meeting: Path, tell: Tell, asked_to_stop: Callable[[], bool]) -> Iterator[None]:
+def _messages(rendezvous: Path, tell: Tell, asked_to_stop: Callable[[], bool], said: Path | None) -> Iterator[None]:
     """Pass messages between the caller and the ranks while they run."""
     over = threading.Event()
+    spoken = _Spoken(said, lambda text: tell({"warning": text}))
 
     def pass_on() -> None:
         last: dict[str, Any] = {"restarts": 0}
         note: dict[str, Any] | None = None
         while not over.wait(POLL_SECONDS):
+            spoken.pass_on()
             if asked_to_stop():
-                (meeting / "stop").touch()
-            if (waiting := _read(meeting / "waiting.json")) and waiting != note:
+                (rendezvous / "stop").touch()
+            if (waiting := _read(rendezvous / "waiting.json")) and waiting != note:
                 tell(waiting)
                 note = waiting
-            if (message := _read(meeting / "progress.json")) and message != last:
+            if (message := _read(rendezvous / "progress.json")) and message != last:
                 if message["restarts"] > last["restarts"]:
                     tell(
                         {"note": f"a rank has died; all were started again and go on from update {message['updates']}"}
@@ -137,6 +135,7 @@ def _messages(meeting: Path, tell: Tell, asked_to_stop: Callable[[], bool]) -> I
     finally:
         over.set()
         thread.join()
+        spoken.pass_on()
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -144,3 +143,26 @@ def _read(path: Path) -> dict[str, Any] | None:
         message: dict[str, Any] = json.loads(path.read_text())
         return message
     return None
+
+
+class _Spoken:
+    """Lines that ranks have printed; each once, because all of them say much the same."""
+
+    def __init__(self, path: Path | None, note: Callable[[str], None]):
+        self._path = path
+        self._note = note
+        self._at = 0
+        self._seen: set[str] = set()
+
+    def pass_on(self) -> None:
+        """Note what was printed since the call before."""
+        if self._path is None:
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._at += len(whole + newline)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.strip() and line not in self._seen:
+                self._seen.add(line)
+                self._note(line.rstrip())

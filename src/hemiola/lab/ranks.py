@@ -1,8 +1,8 @@
 """One rank of a torch cluster: trains the cells it is given together with the other ranks.
 
-Two ways lead here. `hemiola run` starts the processes of one cell itself (`runs/launching.py`); they call `main`. Under
+Two ways lead here. `hemiola run` starts the processes of one cell itself (`lab/launching.py`); they call `main`. Under
 torchrun every process is a whole `hemiola run`, and goes through the experiment's cells in step with the others as a
-`Crew`. Rank 0 alone reads and writes files; what others need of them is sent.
+`TorchrunGroup`. Rank 0 alone reads and writes files; what others need of them is sent.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from hemiola.clusters.torch.cluster import CollectiveCluster, Wishes
 from hemiola.clusters.torch.factory import TorchFactory
 from hemiola.clusters.torch.group import Place, check_same, gather, join, leave, share
 from hemiola.clusters.torch.launch import end_with_parent
-from hemiola.errors import InputError
+from hemiola.errors import InputError, told
+from hemiola.files import write_whole
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Cell
+from hemiola.lab.models import trained_by
 from hemiola.lab.results import Result, result_of
-from hemiola.lab.store import load_checkpoint, replacing, save_checkpoint, save_result
+from hemiola.lab.upkeep import Cadence
+from hemiola.lab.worker import PROGRESS_SECONDS, go_on, progress_of
 from hemiola.peers import RankLostError
 from hemiola.training import Training
 from hemiola.training.redeal import redeal
-
-PROGRESS_SECONDS = 0.25
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -47,46 +49,45 @@ class RankWatch:
     """Called after every update: writes checkpoints when all ranks have agreed to, and says whether to go on.
 
     Args:
-        folder: Of the cell; used by rank 0 only. None keeps no checkpoints.
-        factory: How often to write them.
+        folder: Of the cell; used by rank 0 only.
         asked_to_stop: Whether this rank has been asked to.
-        tell: Takes progress, on rank 0.
+        tell: Takes progress and notes, on rank 0.
+
+    Attributes:
+        cadence: How often to write them.
+        start: Share of the run that was over when these processes took it on.
     """
 
-    def __init__(self, folder: Path | None, factory: TorchFactory, asked_to_stop: Callable[[], bool], tell: Tell):
+    def __init__(self, folder: CellFolder, asked_to_stop: Callable[[], bool], tell: Tell):
         self.folder = folder
-        self.factory = factory
         self.asked_to_stop = asked_to_stop
         self.tell = tell
+        self.cadence = Cadence(float("inf"), None)  # until the cell is known
+        self.start = 0.0
         self._next_message = 0.0
-        self._last_checkpoint = time.monotonic()
 
     def __call__(self, training: Training) -> bool:
         cluster = training.cluster
         assert isinstance(cluster, CollectiveCluster)
         if training.status != "running":
             return True
-        every = self.factory.checkpoint_every_updates
-        if self.folder is not None and (
-            cluster.granted.stop or cluster.granted.checkpoint or (every and training.version % every == 0)
-        ):
+        if cluster.granted.stop or cluster.granted.checkpoint or self.cadence.by_updates(training.version):
             check_agreement(training)
             state = training.state_dict()
             if cluster.rank == 0:
-                save_checkpoint(self.folder, state)
-            self._last_checkpoint = time.monotonic()
+                self.folder.save_checkpoint(state)
+            self.cadence.saved(training.version)
         if cluster.rank == 0:
             self._report(training)
-        due = time.monotonic() >= self._last_checkpoint + self.factory.checkpoint_every_seconds
-        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=cluster.rank == 0 and due)
+        due = cluster.rank == 0 and self.cadence.by_time()
+        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=due)
         return not cluster.granted.stop
 
     def _report(self, training: Training) -> None:
         now = time.monotonic()
         if now >= self._next_message:
             self._next_message = now + PROGRESS_SECONDS
-            loss = training.records[-1]["train_loss"]
-            self.tell({"progress": training.progress, "updates": training.version, "loss": loss})
+            self.tell(progress_of(training, self.start))
 
 
 def check_agreement(training: Training) -> None:
@@ -109,24 +110,28 @@ def check_agreement(training: Training) -> None:
         )
 
 
-def train_as_rank(cell: Cell, data: Path | None, folder: Path | None, watch: RankWatch) -> Result | None:
+def train_as_rank(cell: Cell, data: Path | None, watch: RankWatch) -> Result | None:
     """Train one cell together with the other ranks of the group; returns None when it was told to stop.
 
     Args:
         cell: The same on every rank, with as many workers as there are ranks.
         data: Folder of the data sets on this machine.
-        folder: Of the cell, on rank 0; None elsewhere, or to keep nothing.
-        watch: Called after every update.
+        watch: Called after every update; rank 0 goes on from the checkpoint of its folder, if there is one.
     """
     plan, make_cluster = cell.plan(data)
     training = Training(plan, make_cluster)
+    assert isinstance(training.cluster, CollectiveCluster)
+    first = training.cluster.rank == 0
     try:
-        state = share(None if folder is None else load_checkpoint(folder))
+        state = share(watch.folder.load_checkpoint(lambda text: watch.tell({"note": text})) if first else None)
         if state is not None:
             changed = state["cluster"]["workers"] != training.workers
-            training.load_state_dict(redeal(state, training) if changed else state)
+            go_on(training, redeal(state, training) if changed else state, watch.folder)
+        watch.cadence, watch.start = Cadence.of(make_cluster, training.version), training.progress
         status = training.run(watch)
-        return None if status == "running" else result_of(cell, training)
+        if status == "running":
+            return None
+        return result_of(cell, training, trained_by(cell, data, training) if first else None)
     finally:
         training.close()
 
@@ -134,11 +139,11 @@ def train_as_rank(cell: Cell, data: Path | None, folder: Path | None, watch: Ran
 # ------------------------------------------------------------------------------- a process that `hemiola run` started
 
 
-def main(meeting: Path) -> int:
+def main(rendezvous: Path) -> int:
     """Entry point of a started process.
 
-    ``meeting`` is a folder that the launcher and its ranks share: ``cell`` says what to do, ``progress.json`` is rank
-    0's word to the launcher, ``stop`` the launcher's to rank 0, ``error-R.json`` says why rank R gave up, and
+    ``rendezvous`` is a folder that the launcher and its ranks share: ``cell`` says what to do, ``progress.json`` is
+    rank 0's word to the launcher, ``stop`` the launcher's to rank 0, ``error-R.json`` says why rank R gave up, and
     ``lost-R.json`` how it noticed that another had died; ``waiting.json`` says for whom they have waited long.
     """
     end_with_parent()
@@ -146,7 +151,7 @@ def main(meeting: Path) -> int:
     place = Place.find()
     assert place is not None, "started by the launcher"
     try:
-        cell, data, folder = pickle.loads((meeting / "cell").read_bytes())
+        cell, data, folder = pickle.loads((rendezvous / "cell").read_bytes())
         factory = torch_factory(cell)
         assert factory is not None
         factory.claim_device(place.local_rank)
@@ -154,32 +159,38 @@ def main(meeting: Path) -> int:
             place,
             factory.backend,
             factory.timeout,
-            meeting / f"group-{place.restarts}",
-            lambda line: _write(meeting / "waiting.json", {"note": line}),
+            rendezvous / f"group-{place.restarts}",
+            lambda line: _write(rendezvous / "waiting.json", {"note": line}),
         )
         watch = RankWatch(
             folder,
-            factory,
-            lambda: bool(stopped) or (place.rank == 0 and (meeting / "stop").exists()),
-            lambda message: _write(meeting / "progress.json", message | {"restarts": place.restarts}),
+            lambda: bool(stopped) or (place.rank == 0 and (rendezvous / "stop").exists()),
+            lambda message: _tell(rendezvous, message, place.restarts),
         )
-        result = train_as_rank(cell, data, folder if place.rank == 0 else None, watch)
+        result = train_as_rank(cell, data, watch)
         if result is not None and place.rank == 0:
-            save_result(folder, result)
+            folder.save_result(result)
         leave()
     except RankLostError as error:
-        _write(meeting / f"lost-{place.rank}.json", {"error": str(error)})
+        _write(rendezvous / f"lost-{place.rank}.json", {"error": str(error)})
         # Where a rank has died, code 1 makes the launcher start everyone again; a mistake would only come again.
-        return 0 if any(meeting.glob("error-*.json")) else 1
+        return 0 if any(rendezvous.glob("error-*.json")) else 1
     except Exception as error:
-        text = str(error) if isinstance(error, InputError) else f"rank {place.rank}: {type(error).__name__}: {error}"
-        _write(meeting / f"error-{place.rank}.json", {"error": text, "traceback": traceback.format_exc()})
+        text = told(error) if isinstance(error, InputError) else f"rank {place.rank}: {told(error)}"
+        _write(rendezvous / f"error-{place.rank}.json", {"error": text, "traceback": traceback.format_exc()})
     return 0
 
 
+def _tell(rendezvous: Path, message: dict[str, Any], restarts: int) -> None:
+    """Progress replaces the progress before it; a note is a line that the launcher finds in what ranks print."""
+    if "note" in message:
+        print(message["note"], flush=True)
+    else:
+        _write(rendezvous / "progress.json", message | {"restarts": restarts})
+
+
 def _write(path: Path, message: dict[str, Any]) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(message).encode())
+    write_whole(path, json.dumps(message))
 
 
 def _stop_signals() -> list[int]:
@@ -193,7 +204,7 @@ def _stop_signals() -> list[int]:
 # ----------------------------------------------------------------------------------------------------- under torchrun
 
 
-class Crew:
+class TorchrunGroup:
     """The ranks that torchrun has started, going through an experiment's cells together.
 
     Args:
@@ -234,13 +245,11 @@ class Crew:
         return answer
 
     def train(
-        self, cell: Cell, data: Path | None, folder: Path | None, asked_to_stop: Callable[[], bool], tell: Tell
+        self, cell: Cell, data: Path | None, folder: CellFolder, asked_to_stop: Callable[[], bool], tell: Tell
     ) -> Result | None:
         """Train one cell on all ranks."""
-        factory = self._factories[id(cell)]
         here = replace(cell, settings=cell.settings.model_copy(update={"workers": self.place.world}))
-        watch = RankWatch(folder, factory, asked_to_stop, tell)
-        return train_as_rank(here, data, folder if self.first else None, watch)
+        return train_as_rank(here, data, RankWatch(folder, asked_to_stop, tell))
 
     def _factory(self, cell: Cell) -> TorchFactory:
         factory = torch_factory(cell)

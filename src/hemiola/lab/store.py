@@ -1,31 +1,45 @@
 """The folder of an experiment: what is finished, what is half done, and who is working in it.
 
     DIR/experiment.json     what runs here; another experiment is refused
-    DIR/cells/NAME/         of each cell: checkpoint.pt while it runs, then result.json
+    DIR/cells/NAME/         of each cell; see `hemiola.lab.cell_folder`
     DIR/results.csv, log.jsonl, report.html
 
-Every file is written beside its place and moved there, so a reader or a crash never sees half of one.
+Every file is written beside its place and moved there, so a reader or a crash never sees half of one. Should
+experiment.json be lost or damaged, the cells still know whose they are.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import nn
 
 from hemiola import __version__
 from hemiola.errors import InputError
+from hemiola.files import PART, UnusableError, contents, sealed, set_aside, unsealed, write_whole
+from hemiola.lab.cell_folder import CellFolder, Say, plain
 from hemiola.lab.experiment import Cell, Experiment
 from hemiola.lab.predicted import predicted
 from hemiola.lab.results import Result, csv_text, jsonl_text
+
+_ASSEMBLED = ("results.csv", "log.jsonl", "report.html")
+"""Files of the folder that are made from its cells, and made again whenever the experiment goes on."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that failed: why in one line, the whole traceback if there is one, and the file that keeps it."""
+
+    cell: Cell
+    why: str
+    trace: str | None
+    kept: Path
 
 
 class Store:
@@ -34,64 +48,102 @@ class Store:
     Args:
         folder: DIR; made when it is missing.
         experiment: What runs there.
+        data: Folder of the data sets.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment):
+    def __init__(self, folder: Path, experiment: Experiment, data: Path | None = None):
         self.folder = folder
         self.experiment = experiment
+        self.data = data
         self._lock: BinaryIO | None = None
-        self._names = _cell_names(experiment.cells)
+        names = _cell_names(experiment.cells)
+        self._folders = {id(cell): CellFolder.of(cell, folder / "cells" / names[id(cell)]) for cell in experiment.cells}
 
-    def open(self, task: dict[str, Any], resume: bool, data: Path | None = None, jobs: int | None = None) -> None:
-        """Take the folder for this experiment.
+    def open(self, task: dict[str, Any], resume: bool, jobs: int | None = None, say: Say = lambda line: None) -> None:
+        """Take the folder for this experiment; what in it cannot be used is set aside.
 
         Args:
             task: Facts about the task, for the report.
             resume: Go on with what the folder holds.
-            data: Folder of the data sets, for `reopen`.
             jobs: Cells side by side, for `reopen`.
+            say: Told what was set aside.
 
         Raises:
             InputError: another process works in it, it holds another experiment, or results and no ``resume``.
         """
+        cells = self.folder / "cells"
         try:
-            (self.folder / "cells").mkdir(parents=True, exist_ok=True)
+            cells.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{self.folder}: cannot be made a folder: {error.strerror}") from None
+            place = cells if self.folder.is_dir() else self.folder
+            raise InputError(f"{place}: cannot be made a folder: {error.strerror}") from None
         self._take_lock()
         try:
-            self._claim(task, resume, _Started.here(self.experiment, data, jobs))
+            self._check(resume, say)
+            for left in self.folder.glob(f"*{PART}"):
+                left.unlink(missing_ok=True)  # Half of a file, from a process that was killed.
+            for cell in self.experiment.cells:
+                self.cell_folder(cell).tidy(say)
+            self._write_facts(task, _Started.here(self.experiment, self.data, jobs))
         except BaseException:
             self.close()
             raise
 
-    def _claim(self, task: dict[str, Any], resume: bool, started: _Started) -> None:
-        """Write what runs here, unless something else does or did."""
-        known = self._known()
-        mine = json.loads(json.dumps(self.experiment.given))
-        if known is not None:
-            if known.get("given") != mine:
-                different = sorted(
-                    k
-                    for k in mine.keys() | known.get("given", {}).keys()
-                    if mine.get(k) != known.get("given", {}).get(k)
-                )
+    def _check(self, resume: bool, say: Say) -> None:
+        """Refuse the folder unless it is empty, or holds this experiment and is to go on."""
+        path = self.folder / "experiment.json"
+        begun = any((self.folder / "cells").iterdir())
+        advice = "add --resume to go on, or choose another --out"
+        try:
+            known = self._given(path)
+        except UnusableError:
+            if not begun:
+                raise InputError(f"{path}: is not hemiola's; choose another --out") from None
+            if not resume:
+                raise InputError(f"{path}: is damaged; {advice}") from None
+            say(f"{path}: is damaged; kept as {set_aside(path).name}, and parts are known by what they hold")
+            return
+        if known is None:
+            ours = ("cells", ".lock", *(_ASSEMBLED if begun else ()))
+            others = [
+                one.name for one in self.folder.iterdir() if one.name not in ours and ".set-aside" not in one.name
+            ]
+            if others:
                 raise InputError(
-                    f"{self.folder}: holds another experiment (different: {', '.join(different)}); choose another --out"
+                    f"{self.folder}: holds other files ({', '.join(sorted(others)[:3])}); choose an empty --out"
                 )
-            if not resume and any((self.folder / "cells").iterdir()):
-                raise InputError(
-                    f"{self.folder}: already holds this experiment; add --resume to go on, or choose another --out"
-                )
+            if begun and not resume:
+                raise InputError(f"{self.folder}: holds parts of an experiment, but no experiment.json; {advice}")
+            return
+        mine = plain(self.experiment.given)
+        if known != mine:
+            different = sorted(key for key in mine.keys() | known.keys() if mine.get(key) != known.get(key))
+            raise InputError(
+                f"{self.folder}: holds another experiment (different: {', '.join(different)}); choose another --out"
+            )
+        if begun and not resume:
+            raise InputError(f"{self.folder}: already holds this experiment; {advice}")
+
+    @staticmethod
+    def _given(path: Path) -> dict[str, Any] | None:
+        """The experiment that experiment.json says runs here."""
+        if (content := contents(path)) is None:
+            return None
+        given = unsealed(content).get("given")
+        if not isinstance(given, dict):
+            raise UnusableError("is damaged")
+        return given
+
+    def _write_facts(self, task: dict[str, Any], started: _Started) -> None:
         facts = {
             "hemiola": __version__,
-            "given": mine,
+            "given": self.experiment.given,
             "experiment": self.experiment.resolved(),
             "task": task,
             "predicted": predicted(self.experiment),
             "started": vars(started),
         }
-        self.write("experiment.json", json.dumps(facts, indent=1, default=str) + "\n")
+        self.write("experiment.json", sealed(plain(facts), indent=1) + "\n")
 
     def close(self) -> None:
         """Let others work in the folder."""
@@ -101,17 +153,18 @@ class Store:
 
     # ------------------------------------------------------------------------------------------------------- cells
 
-    def cell_folder(self, cell: Cell) -> Path:
+    def cell_folder(self, cell: Cell) -> CellFolder:
         """Where a cell keeps its files."""
-        return self.folder / "cells" / self._names[id(cell)]
+        return self._folders[id(cell)]
 
     def finished(self, cell: Cell) -> Result | None:
         """The result of a cell that is done."""
-        try:
-            saved = json.loads((self.cell_folder(cell) / "result.json").read_text())
-            return Result(saved["row"], saved["log"])
-        except (FileNotFoundError, ValueError, KeyError):
-            return None
+        return self.cell_folder(cell).result(lambda: module_of(cell, self.data))
+
+    def failure(self, cell: Cell, why: str) -> Failure:
+        """What is known of a cell that failed."""
+        folder = self.cell_folder(cell)
+        return Failure(cell, why, folder.error(), folder.path / "error.txt")
 
     def assemble(self) -> int:
         """Write results.csv and log.jsonl from the finished cells; returns how many there are."""
@@ -120,34 +173,18 @@ class Store:
         self.write("log.jsonl", jsonl_text(line for result in results for line in result.log))
         return len(results)
 
-    # ------------------------------------------------------------------------------------------------------- files
-
     def write(self, name: str, text: str) -> None:
         """Write a text file of the folder, all or nothing."""
-        with replacing(self.folder / name) as file:
-            file.write(text.encode())
-
-    def _known(self) -> dict[str, Any] | None:
-        path = self.folder / "experiment.json"
-        try:
-            known = json.loads(path.read_text())
-        except FileNotFoundError:
-            others = [entry.name for entry in self.folder.iterdir() if entry.name not in ("cells", ".lock")]
-            if others:
-                raise InputError(
-                    f"{self.folder}: holds other files ({', '.join(sorted(others)[:3])}); choose an empty --out"
-                ) from None
-            return None
-        except (OSError, ValueError):
-            raise InputError(f"{path}: is not hemiola's; choose another --out") from None
-        if not isinstance(known, dict):
-            raise InputError(f"{path}: is not hemiola's; choose another --out")
-        return known
+        write_whole(self.folder / name, text)
 
     def _take_lock(self) -> None:
         import fcntl
 
-        lock = open(self.folder / ".lock", "ab")  # noqa: SIM115 - held as long as this process works here
+        path = self.folder / ".lock"
+        try:
+            lock = open(path, "ab")  # noqa: SIM115 - held as long as this process works here
+        except OSError as error:
+            raise InputError(f"{path}: cannot be opened: {error.strerror}; move it away") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -158,6 +195,12 @@ class Store:
                 ) from None
             raise
         self._lock = lock
+
+
+def module_of(cell: Cell, data: Path | None) -> nn.Module:
+    """A fresh module of the cell's task."""
+    with torch.random.fork_rng(devices=[]):
+        return cell.task(data).model()
 
 
 @dataclass(frozen=True)
@@ -201,65 +244,19 @@ def reopen(folder: Path) -> SavedRun:
     """
     path = folder / "experiment.json"
     try:
-        known = json.loads(path.read_text())
-        started = _Started(**known["started"])
-        experiment = Experiment(known["given"], Path(started.base))
-        data = None if started.data is None else Path(started.data)
-        return SavedRun(experiment, data, started.jobs, Path(started.directory))
-    except FileNotFoundError:
-        raise InputError(f"{folder}: holds no experiment (there is no experiment.json)") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        content = contents(path) if folder.is_dir() else None
+        if content is None:
+            raise InputError(f"{folder}: holds no experiment (there is no experiment.json)")
+        known = unsealed(content)
+        given, started = known["given"], _Started(**known["started"])
+    except (UnusableError, KeyError, TypeError):
+        raise InputError(f"{path}: is damaged; run the experiment's file again with --resume") from None
+    try:
+        experiment = Experiment(given, Path(started.base))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path}: is damaged; run the experiment's file again with --resume") from None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its place only when it is complete and on disk.
-
-    Raises:
-        InputError: the disk is full or the file cannot be written; what was there before is still there.
-    """
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: cannot be written: {error.strerror}; finished parts are kept, --resume goes on from them"
-        ) from None
-
-
-def save_result(folder: Path, result: Result) -> None:
-    """Mark a cell as finished."""
-    with replacing(folder / "result.json") as file:
-        file.write(json.dumps({"row": result.row, "log": result.log}).encode())
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
-
-
-def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Keep a cell's state."""
-    with replacing(folder / "checkpoint.pt") as file:
-        torch.save(state, file)
-
-
-def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The state to go on from, if there is one."""
-    path = folder / "checkpoint.pt"
-    if not path.exists():
-        return None
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except Exception as error:  # torch.load raises many kinds for a damaged file
-        raise InputError(f"{path}: is damaged ({type(error).__name__}); delete it to start this part again") from None
-    return state
+    data = None if started.data is None else Path(started.data)
+    return SavedRun(experiment, data, started.jobs, Path(started.directory))
 
 
 def _cell_names(cells: list[Cell]) -> dict[int, str]:

@@ -5,79 +5,83 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import threading
 import time
-import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hemiola.errors import InputError
+from hemiola.contracts import State
+from hemiola.errors import InputError, told
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Cell
+from hemiola.lab.models import trained_by
+from hemiola.lab.output import Output
 from hemiola.lab.results import Result, result_of
-from hemiola.lab.store import load_checkpoint, save_checkpoint, save_result
-from hemiola.plan import ClusterFactory
+from hemiola.lab.upkeep import Cadence
 from hemiola.training import Training
 
 PROGRESS_SECONDS = 0.25
 
 
-class _Watch:
+class Watch:
     """Called after every update: sends progress, writes checkpoints, and says whether to go on.
+
+    Args:
+        pipe: To the process that supervises the cells; anything it sends means stop.
+        folder: Of the cell.
 
     Attributes:
         stopped: Set from outside to end the run after the present update, with a checkpoint.
-        every_seconds, every_updates: How often a checkpoint is written; whichever comes first.
+        cadence: How often a checkpoint is written.
+        start: Share of the run that was over when this process took it on.
     """
 
-    def __init__(self, pipe: Connection, folder: Path):
+    def __init__(self, pipe: Connection, folder: CellFolder):
         self.pipe = pipe
         self.folder = folder
         self.stopped = False
-        self.every_seconds = ClusterFactory.checkpoint_every_seconds
-        self.every_updates = ClusterFactory.checkpoint_every_updates
+        self.cadence = Cadence(float("inf"), None)  # until the cell is known
+        self.start = 0.0
         self._next_message = 0.0
-        self._saved_at = time.monotonic()
-        self._saved_version: int | None = None
+        self._turn = threading.Lock()  # of the pipe: any thread of a task may print
 
     def __call__(self, training: Training) -> bool:
         now = time.monotonic()
         if now >= self._next_message:
             self._next_message = now + PROGRESS_SECONDS
-            self._tell(
-                {"progress": training.progress, "updates": training.version, "loss": training.records[-1]["train_loss"]}
-            )
-        if self.stopped or self._due(now, training.version):
-            save_checkpoint(self.folder, training.state_dict())
-            self._saved_at, self._saved_version = time.monotonic(), training.version
+            self.tell(progress_of(training, self.start))
+        if self.stopped or self.cadence.by_updates(training.version) or self.cadence.by_time():
+            self.folder.save_checkpoint(training.state_dict())
+            self.cadence.saved(training.version)
         return not self.stopped
-
-    def _due(self, now: float, version: int) -> bool:
-        if self._saved_version is None:
-            self._saved_version = version - 1
-        if self.every_updates is not None and version - self._saved_version >= self.every_updates:
-            return True
-        return now >= self._saved_at + self.every_seconds
 
     def note(self, text: str) -> None:
         """Tell the user something."""
-        self._tell({"note": text})
+        self.tell({"note": text})
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        try:
-            if self.pipe.poll():
-                self.pipe.recv()
-                self.stopped = True
-            self.pipe.send(message)
-        except (OSError, EOFError):
-            self.stopped = True  # The parent is gone: keep what there is.
+    def warn(self, text: str) -> None:
+        """Tell the user something that other cells may tell as well."""
+        self.tell({"warning": text})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message, and see whether to stop."""
+        with self._turn:
+            try:
+                if self.pipe.poll():
+                    self.pipe.recv()
+                    self.stopped = True
+                self.pipe.send(message)
+            except (OSError, EOFError):
+                self.stopped = True  # The parent is gone: keep what there is.
 
 
 class _Notes(logging.Handler):
     """Passes on what a cluster logs: workers that died, machines too small."""
 
-    def __init__(self, watch: _Watch):
+    def __init__(self, watch: Watch):
         super().__init__(logging.WARNING)
         self.watch = watch
 
@@ -85,26 +89,31 @@ class _Notes(logging.Handler):
         self.watch.note(record.getMessage())
 
 
-def work_on(cell: Cell, folder: Path, data: Path | None, pipe: Connection) -> None:
+def work_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connection) -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides.
-    watch = _Watch(pipe, folder)
+    watch = Watch(pipe, folder)
     signal.signal(signal.SIGTERM, lambda *_: setattr(watch, "stopped", True))
-    logging.getLogger("hemiola").addHandler(_Notes(watch))
+    logger = logging.getLogger("hemiola")
+    logger.addHandler(_Notes(watch))
+    logger.propagate = False
+    ended: dict[str, Any]
     try:
-        result = train_cell(cell, data, folder, watch)
+        folder.begin()
+        with Output(folder.path, watch.note, watch.warn):
+            result = train_cell(cell, data, folder, watch)
         if result is not None:
-            save_result(folder, result)
+            folder.save_result(result)
         ended = {"ended": "stopped" if result is None else result.row["status"]}
-    except InputError as error:
-        ended = {"ended": "failed", "error": str(error)}
     except Exception as error:
-        ended = {"ended": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        ended = folder.failed(error)
     with contextlib.suppress(OSError):  # The parent may be gone; everything worth keeping is on disk.
         pipe.send(ended)
 
 
-def train_cell(cell: Cell, data: Path | None, folder: Path | None = None, watch: _Watch | None = None) -> Result | None:
+def train_cell(
+    cell: Cell, data: Path | None, folder: CellFolder | None = None, watch: Watch | None = None
+) -> Result | None:
     """Train one cell to its end; returns None when it was told to stop.
 
     One thread a cell: results must not depend on how many cells run side by side.
@@ -113,19 +122,34 @@ def train_cell(cell: Cell, data: Path | None, folder: Path | None = None, watch:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
-            plan, factory = cell.plan(data)
-            if watch is not None:
-                watch.every_seconds = factory.checkpoint_every_seconds
-                watch.every_updates = factory.checkpoint_every_updates
-            training = Training(plan, factory)
+            plan, make_cluster = cell.plan(data)
+            training = Training(plan, make_cluster)
             try:
-                if folder is not None:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    if (state := load_checkpoint(folder)) is not None:
-                        training.load_state_dict(state)
+                if folder is not None and watch is not None:
+                    if (state := folder.load_checkpoint(watch.note)) is not None:
+                        go_on(training, state, folder)
+                    watch.cadence = Cadence.of(make_cluster, training.version)
+                    watch.start = training.progress
                 status = training.run(watch)
-                return None if status == "running" else result_of(cell, training)
+                return None if status == "running" else result_of(cell, training, trained_by(cell, data, training))
             finally:
                 training.close()
     finally:
         torch.set_num_threads(threads)
+
+
+def go_on(training: Training, state: State, folder: CellFolder) -> None:
+    """Load a state that the folder's checkpoint held."""
+    try:
+        training.load_state_dict(state)
+    except Exception as error:
+        raise InputError(
+            f"{folder.path / 'checkpoint.pt'}: this part cannot go on from it: {told(error)}; "
+            "delete it to start the part again"
+        ) from error
+
+
+def progress_of(training: Training, start: float) -> dict[str, Any]:
+    """How far it is, for whoever shows progress, and how far it was when it was taken on."""
+    loss = training.records[-1]["train_loss"]
+    return {"progress": training.progress, "from": start, "updates": training.version, "loss": loss}

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hemiola.contracts import Arrivals, Averaging, State, Stint, Update, Visit
+from hemiola.errors import InputError
 from hemiola.flat import FlatModel
 from hemiola.plan import ClusterFactory, Plan
 from hemiola.state import own_state
@@ -23,7 +24,7 @@ from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
 
-KIND, VERSION = "hemiola-training", 3
+KIND, VERSION = "hemiola-training", 4
 HOPELESS = 10  # reports a worker, all of them not finite and nothing else in between: the run has diverged
 
 
@@ -37,6 +38,15 @@ class Averages:
     rate_sum: float = 0.0
     spread_sum: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Weights a run leaves behind: of which version, and what the task's metric was there."""
+
+    version: int
+    metric: float
+    weights: Tensor
 
 
 class Training:
@@ -67,9 +77,11 @@ class Training:
         self.version = 0
         self.versions = {0: flat.weights.clone()}
         self._server = plan.optimizer.attach(nn.Parameter(flat.weights[: flat.size].clone()))
+        seed_torch("model", plan.seed)  # What is not trained must be the same for who evaluates.
         self.evaluator = Evaluator(plan.task, plan.train_examples)
         self.averages = Averages()
         self.records: list[dict[str, Any]] = []
+        self._best: Kept | None = None
         self.status = "running"
         self.wall_seconds = 0.0
         self._stints_given = [0] * self.workers
@@ -280,6 +292,7 @@ class Training:
         score = self.evaluator.score(self.versions[self.version])
         if not score.finite:
             self.status = "diverged"
+        self._keep_if_best(score.test_metric)
         self.wall_seconds += time.perf_counter() - began
         self.records.append(
             self._record()
@@ -291,6 +304,18 @@ class Training:
             }
         )
         self.averages.history = []
+
+    def _keep_if_best(self, metric: float) -> None:
+        if self.plan.keep != "best" or math.isnan(metric):
+            return
+        sign = 1 if self.plan.task.higher_is_better else -1
+        if self._best is None or sign * metric > sign * self._best.metric:
+            self._best = Kept(self.version, metric, self.versions[self.version].clone())
+
+    @property
+    def kept(self) -> Kept:
+        """The weights this run leaves behind: the last, or the best evaluated ones where the plan says so."""
+        return self._best or Kept(self.version, self.records[-1]["test_metric"], self.versions[self.version])
 
     def _record(self) -> dict[str, Any]:
         ledger, averages, now = self.ledger, self.averages, self.cluster.now
@@ -343,6 +368,7 @@ class Training:
             "cluster": self.cluster.state_dict(),
             "averages": vars(self.averages) | {"history": list(self.averages.history)},
             "records": list(self.records),
+            "best": None if self._best is None else vars(self._best),
             "status": self.status,
             "wall_seconds": self.wall_seconds,
             "stints_given": list(self._stints_given),
@@ -353,6 +379,9 @@ class Training:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same plan."""
         own_state(state, KIND, VERSION)
+        size, saved = self.versions[self.version].numel(), {held.numel() for held in state["weights"]["held"].values()}
+        if saved != {size}:
+            raise InputError(f"its model has {', '.join(map(str, saved))} weights, the task's has {size}")
         self.version, self.versions = state["weights"]["now"], dict(state["weights"]["held"])
         self._server.load_state_dict(state["optimizer"])
         self.plan.order.load_state_dict(state["order"])
@@ -363,6 +392,7 @@ class Training:
         self.cluster.load_state_dict(state["cluster"])
         self.averages = Averages(**state["averages"])
         self.records = list(state["records"])
+        self._best = None if state["best"] is None else Kept(**state["best"])
         self.status = state["status"]
         self.wall_seconds = state["wall_seconds"]
         self._stints_given = list(state["stints_given"])

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hemiola.lab.report.read import COLUMNS
+from hemiola.lab.results import COLUMNS
 
 POLICIES = {
     "ordinary": {},

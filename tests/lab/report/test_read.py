@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hemiola.errors import InputError
+from hemiola.files import write_whole
 from hemiola.lab.report import summary_of, write_report
 from hemiola.lab.report.conclusion import sentences
 from hemiola.lab.report.log import number, point_of
-from hemiola.lab.report.read import read_folder, together, write_whole
+from hemiola.lab.report.read import read_folder, together
 
 
 def test_a_whole_folder(demo):
@@ -119,7 +120,7 @@ def test_a_file_is_replaced_at_once_or_not_at_all(tmp_path):
     target.write_bytes(b"old")
     assert write_whole(target, b"new").read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(InputError, match="cannot be written"):
         write_whole(tmp_path / "no" / "such" / "folder.svg", b"")
 
 

@@ -21,15 +21,17 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from hemiola.errors import FailedElsewhere
+
 # How long ranks that were told to stop may take to end their update and write a checkpoint.
 SHUTDOWN_SECONDS = 50
 
 
-class RanksFailed(RuntimeError):
+class RanksFailed(FailedElsewhere):
     """A rank has failed more often than it may; the message says which and how."""
 
 
-def launch(module: str, arguments: Sequence[str], workers: int, max_restarts: int, meeting: Path) -> bool:
+def launch(module: str, arguments: Sequence[str], workers: int, max_restarts: int, rendezvous: Path) -> bool:
     """Run ``python -m module arguments`` in so many processes until all have ended well.
 
     When one of them dies, the others are ended as well and all are started again.
@@ -39,7 +41,7 @@ def launch(module: str, arguments: Sequence[str], workers: int, max_restarts: in
         arguments: Of every process.
         workers: How many processes.
         max_restarts: How often all may be started again.
-        meeting: An empty folder of this launch's own, for the launcher's state.
+        rendezvous: An empty folder of this launch's own, for the launcher's state.
 
     Returns:
         False if SIGTERM told this process to end them; they got SIGTERM, too, and time to react.
@@ -51,13 +53,13 @@ def launch(module: str, arguments: Sequence[str], workers: int, max_restarts: in
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=workers,
-        run_id=meeting.name,
+        run_id=rendezvous.name,
         rdzv_backend="c10d",
-        rdzv_endpoint=str(meeting / "launcher"),
+        rdzv_endpoint=str(rendezvous / "launcher"),
         rdzv_configs={"store_type": "file"},
         local_addr="127.0.0.1",
         max_restarts=max_restarts,
-        logs_specs=DefaultLogsSpecs(log_dir=str(meeting)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(rendezvous)),
     )
     # Not arguments in every torch since 2.6; those that do not know them handle SIGINT like SIGTERM and wait 30 s.
     config.signals_to_handle = "SIGTERM"

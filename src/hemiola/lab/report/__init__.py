@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hemiola.files import write_whole
+
 if TYPE_CHECKING:
     from hemiola.lab.report.summary import Summary
 
@@ -53,9 +55,8 @@ def write_report(folders: Folders, out: Path | str | None = None) -> Path:
 def write_page(summary: Summary, path: Path) -> Path:
     """The same from what has been read already."""
     from hemiola.lab.report.page import render
-    from hemiola.lab.report.read import write_whole
 
-    return write_whole(path, render(summary).encode())
+    return write_whole(path, render(summary))
 
 
 def write_figure(folders: Folders, figure: str | Path) -> Path:
@@ -73,7 +74,6 @@ def write_figure(folders: Folders, figure: str | Path) -> Path:
         InputError: No such figure, no such format, or the folder has nothing to draw in it.
     """
     from hemiola.lab.report import charts
-    from hemiola.lab.report.read import write_whole
 
     target = Path(figure)
     return write_whole(target, charts.figure(summary_of(folders), target.name))

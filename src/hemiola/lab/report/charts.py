@@ -19,6 +19,7 @@ from hemiola.lab.report import marks, rows, words
 from hemiola.lab.report.marks import PICTURE, Look, Rows, Spec
 from hemiola.lab.report.summary import RunSummary, Summary
 from hemiola.lab.report.verdicts import targets
+from hemiola.lab.results import BY_NAME
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ def _to_target(cost: str, summary: Summary, look: Look) -> Iterator[Panel]:
         if not found:
             continue
         if cost == "end":
-            title, axis = f"{name.capitalize()} at the end", words.NAMES[summary.objective]
+            title, axis = f"{name.capitalize()} at the end", BY_NAME[summary.objective].title
         else:
-            title = f"{words.NAMES[cost].capitalize()} to a {name} of {words.level(aim)}"
+            title = f"{BY_NAME[cost].title.capitalize()} to a {name} of {words.level(aim)}"
             axis = words.titled(cost, rows.bar_unit(drawn, cost, aim)[1])
         spec = marks.bars(found, _places(summary, found), axis, look)
         yield Panel(title, "", found, {"linear": spec}, run=group[0].name, when={"cost": cost})

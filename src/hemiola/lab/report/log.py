@@ -13,27 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from hemiola.lab.results import SCHEMA
+
 # The numbers of one evaluation: those of the line itself, and those its policies tell.
-_OWN = (
-    "updates",
-    "epochs",
-    "seconds",
-    "lr",
-    "train_loss",
-    "train_gap",
-    "test_loss",
-    "test_metric",
-    "bytes_per_worker",
-    "averagings",
-    "mean_period",
-    "weighted_spread",
-    "mean_staleness",
-    "max_staleness",
-    "mean_update_seconds",
-    "units_cancelled",
-    "units_dropped",
-    "wall_seconds",
-)
+_OWN = ("lr", *(column.name for column in SCHEMA if column.title and not column.logged))
 _TOLD = {"order": ("herding", "skipped"), "pace": ("k", "idle_share", "wasted_share")}
 NUMBERS = (*_OWN, *(name for names in _TOLD.values() for name in names))
 # What is known of every averaging.

@@ -10,8 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,31 +18,7 @@ from typing import Any
 
 from hemiola.errors import InputError
 from hemiola.lab.report.log import Key, Log, Point, logs_of_cells, number, plain, point_of, table, tables
-
-# The columns of results.csv that every experiment has; any other column is a swept key.
-COLUMNS = (
-    "run",
-    "seed",
-    "workers",
-    "updates",
-    "epochs",
-    "seconds",
-    "train_loss",
-    "train_gap",
-    "test_loss",
-    "test_metric",
-    "bytes_per_worker",
-    "averagings",
-    "mean_period",
-    "weighted_spread",
-    "mean_staleness",
-    "max_staleness",
-    "mean_update_seconds",
-    "units_cancelled",
-    "units_dropped",
-    "wall_seconds",
-    "status",
-)
+from hemiola.lab.results import COLUMNS
 
 
 @dataclass(frozen=True)
@@ -238,25 +212,6 @@ def _renamed(folder: Folder, names: Mapping[str, str]) -> Folder:
         rows=tuple(replace(row, run=names[row.run]) for row in folder.rows),
         log={(names[run], point, seed): log for (run, point, seed), log in folder.log.items()},
     )
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp's files are private; a report is as public as any other file
-        os.replace(name, path)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-    return path
 
 
 # ---------------------------------------------------------------------------------------------------------- files

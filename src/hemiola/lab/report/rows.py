@@ -16,6 +16,7 @@ from hemiola.lab.report.curves import logs_of, over, spans_of
 from hemiola.lab.report.log import Counts, Log, Point, number
 from hemiola.lab.report.marks import DOINGS, FATES, Rows
 from hemiola.lab.report.summary import RunSummary, Summary
+from hemiola.lab.results import BY_NAME
 
 AGAINST = ("epochs", "seconds", "bytes_per_worker")
 TAIL = 24  # stalenesses from here on share one bar: a long tail of single reports cannot be seen
@@ -81,7 +82,7 @@ def axis(summary: Summary, x: str) -> tuple[float, str]:
     """Divisor and title of a horizontal axis: times and sizes in one unit that suits the largest."""
     every = [value for line in summary.curves.values() for value in line.mean[x] if math.isfinite(value)]
     unit, name = words.unit_of(x, max(every, default=0.0))
-    return unit, words.NAMES[x] + (f" ({name})" if name else "")
+    return unit, BY_NAME[x].title + (f" ({name})" if name else "")
 
 
 def prefers_log(rows: Rows) -> bool:

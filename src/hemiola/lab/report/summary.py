@@ -16,23 +16,11 @@ from hemiola.lab.report.log import Point, table
 from hemiola.lab.report.paired import FEWEST, interval
 from hemiola.lab.report.read import Folder, Row
 from hemiola.lab.report.seeds import SeedCurve, seed_curves
+from hemiola.lab.results import BY_NAME, SCHEMA
 
 # The columns of the table, in order; a column appears when a run has something to show in it.
 RESULTS = ("train_gap", "train_loss", "test_loss", "test_metric", "epochs", "seconds", "bytes_per_worker")
-POLICIES = (
-    "updates",
-    "averagings",
-    "mean_period",
-    "weighted_spread",
-    "mean_staleness",
-    "max_staleness",
-    "mean_update_seconds",
-    "units_cancelled",
-    "units_dropped",
-    "idle_share",
-    "wasted_share",
-    "wall_seconds",
-)
+POLICIES = tuple(column.name for column in SCHEMA if column.title and column.name not in RESULTS)
 # More runs than this cannot be told apart in a chart.
 DRAWN = 20
 
@@ -262,12 +250,11 @@ def _cell(values: Sequence[float]) -> Cell:
 
 def _direction(measure: str, folder: Folder) -> int:
     """+1 where more is better, -1 where less is, 0 where neither is (or where the experiment fixed it)."""
-    if measure == "test_metric":
+    better = BY_NAME[measure].better
+    if better == "task":
         return 1 if folder.task.get("higher_is_better", True) else -1
-    if measure in ("train_gap", "train_loss", "test_loss"):
-        return -1
     fixed = table(folder.shared.get("stop")).get(measure) is not None
-    return -1 if measure in ("seconds", "bytes_per_worker") and not fixed else 0
+    return -1 if better == "lower" and not fixed else 0
 
 
 def _best(folder: Folder, runs: Sequence[RunSummary], measure: str, direction: int) -> set[str]:

@@ -8,32 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hemiola.lab.report.log import Point, table
+from hemiola.lab.results import BY_NAME
 
 # Below this there are no powers of ten left to divide by; a deviation that small is rounding.
 SMALLEST = sys.float_info.min
 
-# What each measure is called in a column or on an axis.
-NAMES: dict[str, str] = {
-    "train_gap": "gap f − f*",
-    "train_loss": "training loss",
-    "test_loss": "test loss",
-    "test_metric": "test metric",
-    "epochs": "epochs",
-    "seconds": "cluster time",
-    "bytes_per_worker": "sent per worker",
-    "updates": "updates",
-    "averagings": "averagings",
-    "mean_period": "mean period",
-    "weighted_spread": "weighted spread",
-    "mean_staleness": "mean staleness",
-    "max_staleness": "largest staleness",
-    "mean_update_seconds": "time per update",
-    "units_cancelled": "units cancelled",
-    "units_dropped": "units dropped",
-    "idle_share": "idle share",
-    "wasted_share": "wasted share",
-    "wall_seconds": "wall-clock time",
-}
 # What an objective is called within a sentence.
 OBJECTIVES = {"train_gap": "gap", "train_loss": "training loss"}
 
@@ -90,9 +69,8 @@ def amount(measure: str, value: float) -> str:
 
 def unit_of(measure: str, largest: float) -> tuple[float, str]:
     """The unit of a column whose largest value is this: (divisor, name); (1, "") for a plain number."""
-    if measure in ("seconds", "wall_seconds", "mean_update_seconds"):
-        return time_unit(largest)
-    return size_unit(largest) if measure == "bytes_per_worker" else (1.0, "")
+    unit = BY_NAME[measure].unit
+    return time_unit(largest) if unit == "seconds" else size_unit(largest) if unit == "bytes" else (1.0, "")
 
 
 def with_deviation(mean: float, deviation: float) -> tuple[str, str]:
@@ -174,12 +152,12 @@ def measure_name(measure: str, task: Mapping[str, Any]) -> str:
     """What a column or an axis is called; the metric by its own name."""
     if measure == "test_metric" and task.get("metric"):
         return f"test {task['metric']}"
-    return NAMES[measure]
+    return BY_NAME[measure].title
 
 
 def titled(measure: str, unit: str) -> str:
     """The title of an axis or a column: ``"cluster time (s)"``."""
-    return NAMES[measure] + (f" ({unit})" if unit else "")
+    return BY_NAME[measure].title + (f" ({unit})" if unit else "")
 
 
 def key(name: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from hemiola.errors import InputError
+from hemiola.files import replacing
 from hemiola.lab.tasks.files import SETS, DataSet, Download, named_set
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -190,10 +191,8 @@ def _unpack(archive: Path, download: Download, root: Path) -> list[Path]:
 
 def _put(source: IO[bytes], goal: Path) -> Path:
     goal.parent.mkdir(parents=True, exist_ok=True)
-    part = goal.with_name(goal.name + ".part")
-    with part.open("wb") as file:
+    with replacing(goal) as file:
         shutil.copyfileobj(source, file, _BLOCK)
-    os.replace(part, goal)
     return goal
 
 
