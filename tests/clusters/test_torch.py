@@ -20,6 +20,7 @@ from hemiola.clusters.torch.group import Place
 from hemiola.errors import InputError
 from hemiola.lab import launching
 from hemiola.lab import ranks as rank_side
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Experiment
 from hemiola.optimizers import Optimizer
 from hemiola.timing.traces import read_trace
@@ -328,7 +329,8 @@ def test_more_workers_than_cores_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(launching, "launch", lambda *_: True)
     monkeypatch.setattr(launching.os, "sched_getaffinity", lambda _: {0, 1})
     told: list[dict] = []
-    launching.run_ranks(Experiment(SMALL).cells[0], tmp_path, None, told.append, lambda: False)
+    cell = Experiment(SMALL).cells[0]
+    launching.run_ranks(cell, CellFolder.of(cell, tmp_path), None, told.append, lambda: False)
     assert told == [{"note": "4 workers share 2 cores: steps take longer than on machines of their own"}]
 
 

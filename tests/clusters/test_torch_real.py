@@ -22,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from torch_ranks import FILE, TASKS, Job, jobs_plain, train_on_ranks
 
 from hemiola.clusters.torch.launch import RanksFailed, launch
+from hemiola.errors import FailedElsewhere
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Experiment
-from hemiola.lab.launching import RankError, run_ranks
+from hemiola.lab.launching import run_ranks
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -125,8 +127,10 @@ def test_a_rank_that_dies_for_good_and_a_mistake_are_told_apart(tmp_path: Path, 
         launch("torch_ranks", [str(tmp_path)], 2, 0, tmp_path)
     cell = Experiment(GIVEN | {"task": f"{TASKS}:broken"}).cells[0]
     notes: list[dict] = []
-    with pytest.raises(RankError, match=r"rank \d: ZeroDivisionError: example 7 is cursed") as caught:
-        run_ranks(cell, tmp_path / "cell", None, notes.append, lambda: False)
+    (tmp_path / "cell").mkdir()
+    cursed = r"rank \d: ZeroDivisionError: example 7 is cursed \(torch_ranks.py:\d+: raise ZeroDivisionError"
+    with pytest.raises(FailedElsewhere, match=cursed) as caught:
+        run_ranks(cell, CellFolder.of(cell, tmp_path / "cell"), None, notes.append, lambda: False)
     assert "in batch" in caught.value.trace
     assert not any("started again" in note.get("note", "") for note in notes)
     assert set(descendants(os.getpid())) <= set(before)

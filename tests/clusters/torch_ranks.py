@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from hemiola.clusters.torch.group import Place, join, leave
+from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Experiment
-from hemiola.lab.ranks import RankWatch, torch_factory, train_as_rank
-from hemiola.lab.store import load_checkpoint, save_checkpoint
+from hemiola.lab.ranks import RankWatch, train_as_rank
 from hemiola.lab.tasks import Task
 from hemiola.training import Training
 
@@ -47,6 +47,11 @@ class Job:
     kill_at: int | None = None
     data: Path | None = None
 
+    @property
+    def cell_folder(self) -> CellFolder | None:
+        """Jobs that share a folder go on from each other, also with another number of workers."""
+        return None if self.folder is None else CellFolder(self.folder, {"run": "a job", "seed": 0, "digest": "same"})
+
 
 @dataclass
 class Trained:
@@ -69,12 +74,12 @@ def train_here(job: Job) -> Trained:
     plan, make_cluster = Experiment(job.given).cells[0].plan(job.data)
     training = Training(plan, make_cluster)
     try:
-        if job.folder is not None and (state := load_checkpoint(job.folder)) is not None:
+        if job.cell_folder is not None and (state := job.cell_folder.load_checkpoint(print)) is not None:
             training.load_state_dict(state)
         status = training.run(lambda now: job.stop_at is None or now.version < job.stop_at)
         if status == "running":
-            assert job.folder is not None
-            save_checkpoint(job.folder, training.state_dict())
+            assert job.cell_folder is not None
+            job.cell_folder.save_checkpoint(training.state_dict())
         return _trained(training)
     finally:
         training.close()
@@ -130,10 +135,7 @@ def _train_as_rank(job: Job, place: Place) -> Trained:
     def asked_to_stop() -> bool:
         return last and job.stop_at is not None and kept[0].version >= job.stop_at
 
-    factory = torch_factory(cell)
-    assert factory is not None
-    watch = Watch(job.folder, factory, asked_to_stop, lambda message: None)
-    train_as_rank(cell, job.data, job.folder if place.rank == 0 else None, watch)
+    train_as_rank(cell, job.data, Watch(job.cell_folder, asked_to_stop, lambda message: None))
     return _trained(kept[0])
 
 

@@ -73,13 +73,13 @@ def run(store: Store, said: list[str], stop: dict[int, int] | None = None, resum
         for number, cell in enumerate(store.experiment.cells):
             if store.finished(cell) is None and (stop is None or number in stop):
                 folder = store.cell_folder(cell)
-                folder.begin()
                 watch = _StopsAt(folder, 10**9 if stop is None else stop[number])
                 watch.note = said.append
-                result = train_cell(cell, None, folder, watch)
+                with folder.working():
+                    result = train_cell(cell, None, folder, watch)
+                    if result is not None:
+                        folder.save_result(result)
                 first[number] = watch.began_at
-                if result is not None:
-                    folder.save_result(result)
         store.assemble()
     finally:
         store.close()

@@ -4,7 +4,6 @@ Most tests call the command in this process, where torch is imported already; ce
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -190,7 +189,9 @@ def test_a_task_of_ones_own_lies_beside_the_file(hemiola, one_line, tmp_path):
     assert code == 0, errors
     said = one_line("run", file, "--out", "out2", "--data", "/")
     assert "task 'own_beside:make' raised FileNotFoundError" in said
-    assert said.endswith('(own_beside.py:6: x = torch.tensor([[float(n), 1.0] for n in (data / "numbers.txt")...)\n')
+    assert said.endswith('.py:6: x = torch.tensor([[float(n), 1.0] for n in (data / "numbers.txt").read_text()...)\n')
+        '(own_beside.py:6: x = torch.tensor([[float(n), 1.0] for n in (data / "numbers.txt").read_text()...)\n'
+    )
     said = one_line("run", file, "--out", "out2", "--data", ".", "--set", 'task={name="own_beside:make",width=3}')
     assert "failed on its first 2 examples: RuntimeError" in said
     code, _, errors = hemiola("run", file, "--out", "out2", "--data", "/", "--debug")
@@ -200,7 +201,7 @@ def test_a_task_of_ones_own_lies_beside_the_file(hemiola, one_line, tmp_path):
 
 
 def test_ctrl_c_outside_of_a_run_is_one_line(hemiola, monkeypatch):
-    monkeypatch.setattr("hemiola.lab.tasks.describe_tasks", lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("hemiola.lab.tasks.describe_tasks", lambda: signal.raise_signal(signal.SIGINT))
     code, _, errors = hemiola("tasks")
     assert (code, errors.strip()) == (130, "hemiola: stopped")
 

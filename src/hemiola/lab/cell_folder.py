@@ -16,9 +16,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +32,7 @@ from hemiola import __version__
 from hemiola.contracts import State
 from hemiola.errors import FailedElsewhere, InputError, told
 from hemiola.files import (
+    PART,
     Hashed,
     UnusableError,
     as_object,
@@ -43,6 +46,8 @@ from hemiola.files import (
 from hemiola.lab.experiment import Cell, Settings
 from hemiola.lab.results import Result, Trained
 
+LOCK_SECONDS = 120.0
+
 Say = Callable[[str], None]
 """Takes one line for the user."""
 
@@ -52,7 +57,7 @@ class CellFolder:
     """Where one cell keeps its files; can be sent to other processes.
 
     Attributes:
-        path: The folder; made by `begin`.
+        path: The folder; made by `working`.
         owner: Names the cell: its run, point of the sweep, seed, and the digest.
     """
 
@@ -64,21 +69,46 @@ class CellFolder:
         """The folder of this cell."""
         return cls(path, owner_of(cell))
 
-    def begin(self) -> None:
-        """Make the folder, and forget why the cell failed before."""
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Make the folder and have it to oneself, and forget why the cell failed before.
+
+        A process whose parent was killed may be busy with its last checkpoint: it is waited for.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "error.txt").unlink(missing_ok=True)
+            folder = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be used: {error.strerror}") from None
+        try:
+            self._lock(folder)
+            for left in (*self.path.glob(f"*{PART}"), self.path / "error.txt"):
+                if left.is_file():
+                    left.unlink()
+            yield
+        finally:
+            os.close(folder)
+
+    def _lock(self, folder: int) -> None:
+        import fcntl
+
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InputError(
+                        f"{self.path}: another process has been working in it for {LOCK_SECONDS:.0f} s; end it first"
+                    ) from None
+                time.sleep(0.05)
 
     def tidy(self, say: Say) -> None:
         """Set aside what is not this cell's or is damaged; called by whoever has the experiment's folder to itself."""
         if self.path.exists() and not self.path.is_dir():
             self._aside(self.path, "is not a folder", say)
             return
-        for path in self.path.glob("*.part"):
-            path.unlink(missing_ok=True)  # Half of a file, from a process that was killed.
         try:
             record = self._record()
         except UnusableError as why:

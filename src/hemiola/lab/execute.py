@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hemiola.clusters.torch.group import Place
@@ -116,11 +118,10 @@ def _run_as_rank(
                 cell, began = cells[number], time.monotonic()
                 display.started(cell)
                 cell_folder = store.cell_folder(cell)
-                if group.first:
-                    cell_folder.begin()
-                result = group.train(cell, data, cell_folder, stop.is_set, partial(display.heard, cell))
-                if result is not None and group.first:
-                    cell_folder.save_result(result)
+                with cell_folder.working() if group.first else nullcontext():
+                    result = group.train(cell, data, cell_folder, stop.is_set, partial(display.heard, cell))
+                    if result is not None and group.first:
+                        cell_folder.save_result(result)
                 ended = {"ended": "stopped" if result is None else result.row["status"]}
                 display.ended(cell, ended, result, time.monotonic() - began)
                 if result is None:
@@ -201,9 +202,25 @@ def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:
     mine, theirs = context.Pipe()
     target = launch_on if torch_factory(cell) is not None else work_on
     process = context.Process(target=target, args=(cell, store.cell_folder(cell), data, theirs), daemon=True)
-    process.start()
+    with _without_the_script(cell):
+        process.start()
     theirs.close()
     return _Active(cell, process, mine, time.monotonic())
+
+
+@contextmanager
+def _without_the_script(cell: Cell) -> Iterator[None]:
+    """Processes that start import the caller's script, and would run it again where it has no main guard.
+
+    Nothing here needs it, unless the cell has objects whose classes are defined there.
+    """
+    script = sys.modules["__main__"]
+    if b"__main__" not in pickle.dumps(cell):
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _read(one: _Active, display: Display) -> None:
@@ -240,18 +257,21 @@ def _context() -> Any:
 
 
 def _start_fork_server() -> None:
-    """Ctrl-C reaches the whole group of processes, and must not end the server while it imports torch."""
+    """Signals that reach the whole group of processes must not end the server: this process decides."""
     context = _context()
     if context.get_start_method() != "forkserver":
         return
-    context.set_forkserver_preload(["hemiola.lab.worker"])
+    # The second is what torch's optimizers import when they are first used, and takes as long as all of a small cell.
+    context.set_forkserver_preload(["hemiola.lab.worker", "torch._dynamo"])
     if threading.current_thread() is not threading.main_thread():
         return  # Only the main thread may set signals; the first cell starts the server.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # A process starts with what its parent ignores.
+    # A process starts with what its parent ignores.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -28,7 +28,12 @@ POLL_SECONDS = 0.1
 
 
 def run_ranks(
-    cell: Cell, folder: CellFolder, data: Path | None, tell: Tell, asked_to_stop: Callable[[], bool], said: Path | None
+    cell: Cell,
+    folder: CellFolder,
+    data: Path | None,
+    tell: Tell,
+    asked_to_stop: Callable[[], bool],
+    said: Path | None = None,
 ) -> None:
     """Train a cell in processes of its own; they write the result, or a checkpoint if asked to stop, into its folder.
 
@@ -82,8 +87,8 @@ def launch_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connectio
 
     ended: dict[str, Any]
     try:
-        folder.begin()
-        with Output(folder.path, lambda text: tell({"note": text}), lambda text: tell({"warning": text})) as output:
+        note, warn = (lambda text: tell({"note": text})), (lambda text: tell({"warning": text}))
+        with folder.working(), Output(folder.path, note, warn) as output:
             run_ranks(cell, folder, data, tell, asked_to_stop, output.path)
         result = folder.result(lambda: module_of(cell, data))
         ended = {"ended": "stopped" if result is None else result.row["status"]}
@@ -96,7 +101,7 @@ def train_on_ranks(cell: Cell, data: Path | None) -> Result | None:
     """Train a cell in processes of its own and keep nothing but its result."""
     with tempfile.TemporaryDirectory(prefix="hemiola-") as name:
         folder = CellFolder.of(cell, Path(name))
-        run_ranks(cell, folder, data, lambda message: None, lambda: False, None)
+        run_ranks(cell, folder, data, lambda message: None, lambda: False)
         result = folder.result(lambda: module_of(cell, data))
         if result is None or result.trained is None:
             return None

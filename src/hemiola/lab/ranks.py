@@ -24,6 +24,7 @@ from hemiola.clusters.torch.cluster import CollectiveCluster, Wishes
 from hemiola.clusters.torch.factory import TorchFactory
 from hemiola.clusters.torch.group import Place, check_same, gather, join, leave, share
 from hemiola.clusters.torch.launch import end_with_parent
+from hemiola.contracts import State
 from hemiola.errors import InputError, told
 from hemiola.files import write_whole
 from hemiola.lab.cell_folder import CellFolder
@@ -49,7 +50,7 @@ class RankWatch:
     """Called after every update: writes checkpoints when all ranks have agreed to, and says whether to go on.
 
     Args:
-        folder: Of the cell; used by rank 0 only.
+        folder: Of the cell; used by rank 0 only. None keeps no checkpoints.
         asked_to_stop: Whether this rank has been asked to.
         tell: Takes progress and notes, on rank 0.
 
@@ -58,7 +59,7 @@ class RankWatch:
         start: Share of the run that was over when these processes took it on.
     """
 
-    def __init__(self, folder: CellFolder, asked_to_stop: Callable[[], bool], tell: Tell):
+    def __init__(self, folder: CellFolder | None, asked_to_stop: Callable[[], bool], tell: Tell):
         self.folder = folder
         self.asked_to_stop = asked_to_stop
         self.tell = tell
@@ -71,7 +72,8 @@ class RankWatch:
         assert isinstance(cluster, CollectiveCluster)
         if training.status != "running":
             return True
-        if cluster.granted.stop or cluster.granted.checkpoint or self.cadence.by_updates(training.version):
+        due = cluster.granted.stop or cluster.granted.checkpoint or self.cadence.by_updates(training.version)
+        if self.folder is not None and due:
             check_agreement(training)
             state = training.state_dict()
             if cluster.rank == 0:
@@ -79,9 +81,12 @@ class RankWatch:
             self.cadence.saved(training.version)
         if cluster.rank == 0:
             self._report(training)
-        due = cluster.rank == 0 and self.cadence.by_time()
-        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=due)
+        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=cluster.rank == 0 and self.cadence.by_time())
         return not cluster.granted.stop
+
+    def load_checkpoint(self) -> State | None:
+        """Where to go on from."""
+        return None if self.folder is None else self.folder.load_checkpoint(lambda text: self.tell({"note": text}))
 
     def _report(self, training: Training) -> None:
         now = time.monotonic()
@@ -123,10 +128,10 @@ def train_as_rank(cell: Cell, data: Path | None, watch: RankWatch) -> Result | N
     assert isinstance(training.cluster, CollectiveCluster)
     first = training.cluster.rank == 0
     try:
-        state = share(watch.folder.load_checkpoint(lambda text: watch.tell({"note": text})) if first else None)
+        state = share(watch.load_checkpoint() if first else None)
         if state is not None:
             changed = state["cluster"]["workers"] != training.workers
-            go_on(training, redeal(state, training) if changed else state, watch.folder)
+            go_on(training, redeal(state, training) if changed else state)
         watch.cadence, watch.start = Cadence.of(make_cluster, training.version), training.progress
         status = training.run(watch)
         if status == "running":

@@ -99,11 +99,11 @@ def work_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connection)
     logger.propagate = False
     ended: dict[str, Any]
     try:
-        folder.begin()
-        with Output(folder.path, watch.note, watch.warn):
-            result = train_cell(cell, data, folder, watch)
-        if result is not None:
-            folder.save_result(result)
+        with folder.working():
+            with Output(folder.path, watch.note, watch.warn):
+                result = train_cell(cell, data, folder, watch)
+            if result is not None:
+                folder.save_result(result)
         ended = {"ended": "stopped" if result is None else result.row["status"]}
     except Exception as error:
         ended = folder.failed(error)
@@ -127,7 +127,7 @@ def train_cell(
             try:
                 if folder is not None and watch is not None:
                     if (state := folder.load_checkpoint(watch.note)) is not None:
-                        go_on(training, state, folder)
+                        go_on(training, state)
                     watch.cadence = Cadence.of(make_cluster, training.version)
                     watch.start = training.progress
                 status = training.run(watch)
@@ -138,14 +138,13 @@ def train_cell(
         torch.set_num_threads(threads)
 
 
-def go_on(training: Training, state: State, folder: CellFolder) -> None:
-    """Load a state that the folder's checkpoint held."""
+def go_on(training: Training, state: State) -> None:
+    """Load what a checkpoint held."""
     try:
         training.load_state_dict(state)
     except Exception as error:
         raise InputError(
-            f"{folder.path / 'checkpoint.pt'}: this part cannot go on from it: {told(error)}; "
-            "delete it to start the part again"
+            f"this part cannot go on from its checkpoint.pt: {told(error)}; delete that file to start the part again"
         ) from error
 
 

@@ -127,7 +127,7 @@ def test_own_task_gone_wrong(module, tmp_path):
     assert "(it needs 'no_such_package_at_all', which is not installed)" in error_of("own_d:f")
     assert (
         error_of("own_e:f")
-        == "task 'own_e:f': importing 'own_e' raised ZeroDivisionError: division by zero (own_e.py:1)"
+        == "task 'own_e:f': importing 'own_e' raised ZeroDivisionError: division by zero (own_e.py:1: 1 / 0)"
     )
     assert "importing 'own_f' raised SyntaxError" in error_of("own_f:f")
     assert error_of("own_f:f").endswith("(own_f.py:1)")

@@ -127,12 +127,27 @@ def _join(ray: ModuleType, address: str) -> None:
             raise InputError(f"{missing} ({error.strerror or error})") from None
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError:
-        raise InputError(missing) from None
-    except (RuntimeError, ValueError) as error:  # other versions of Ray or Python on the nodes
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if _asks_for_a_token(error):
+            raise InputError(
+                f"address: the Ray cluster at {address!r} asks for a token; set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head node"
+            ) from None
+        if isinstance(error, ConnectionError):
+            raise InputError(missing) from None
+        # Other versions of Ray or Python on the nodes.
         raise InputError(
             f"address: cannot join the Ray cluster at {address!r}: {' '.join(str(error).split())}"
         ) from None
+
+
+def _asks_for_a_token(error: BaseException | None) -> bool:
+    """Whether Ray was let in by nobody: from 2.59 on it may ask for a token without having been told to."""
+    while error is not None:
+        if type(error).__name__ == "AuthenticationError" or "AuthenticationError" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

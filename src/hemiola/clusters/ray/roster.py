@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from hemiola.clusters.ray.engine import Engine
 from hemiola.clusters.ray.worker import THREADS, Errand, Outcome, Setup, Worker, pack_errand, unpack_outcome
 from hemiola.contracts import State, Stint
-from hemiola.errors import InputError
+from hemiola.errors import FailedElsewhere, InputError, told
 
 log = logging.getLogger(__name__)
 
@@ -304,4 +304,4 @@ def _plain(error: Any) -> Exception:
     cause = error.cause
     if isinstance(cause, InputError):
         return cause
-    return RuntimeError(f"a worker failed: {type(cause).__name__}: {cause}")
+    return FailedElsewhere(f"a worker failed: {told(cause)}", getattr(cause, "trace", str(error)))

@@ -17,8 +17,10 @@ import pickle
 import platform
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ import hemiola
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Batch, State, Stint, Task
+from hemiola.errors import FailedElsewhere, InputError, told
 from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
 
@@ -132,6 +135,17 @@ class _CancelledError(Exception):
     """The server does not want this stint any more."""
 
 
+@contextmanager
+def _failing_with_its_traceback() -> Iterator[None]:
+    """What fails here, in the user's model or loss, must be told where the user is."""
+    try:
+        yield
+    except (InputError, _CancelledError):
+        raise
+    except Exception as error:
+        raise FailedElsewhere(told(error), traceback.format_exc()) from None
+
+
 class Worker:
     """One worker. Methods are called by the server only, at most two at a time, and ``memory`` besides."""
 
@@ -156,6 +170,7 @@ class Worker:
             "pid": os.getpid(),
         }
 
+    @_failing_with_its_traceback()
     def begin(
         self, session: int, worker: int, setup: Setup, directions: State | None, memory: State | None
     ) -> dict[str, Any]:
@@ -191,6 +206,7 @@ class Worker:
                 self.runner.unit_gradients.load_state_dict(directions)
             return self.hello()
 
+    @_failing_with_its_traceback()
     def find_directions(self, units: int) -> State:
         """Ghost directions from the first units of every shard; all workers must use the same ones."""
         assert self.runner.unit_gradients is not None
@@ -206,6 +222,7 @@ class Worker:
 
     # ----------------------------------------------------------------------------------------------------- a stint
 
+    @_failing_with_its_traceback()
     def run(self, message: bytes, weights: np.ndarray | bytes, momentum: Momentum | None = None) -> Outcome | bytes:
         """Run a stint, an `Errand` as ``pack_errand`` made it, from these weights; stints before it are cancelled."""
         began = time.perf_counter()
