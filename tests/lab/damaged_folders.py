@@ -24,10 +24,10 @@ import torch
 from hemiola.errors import InputError
 from hemiola.lab import models
 from hemiola.lab.experiment import Experiment
-from hemiola.lab.report import headline
+from hemiola.lab.report import summary_of
 from hemiola.lab.results import COLUMNS
 from hemiola.lab.store import Store, reopen
-from hemiola.lab.worker import Watch, train_cell
+from hemiola.lab.worker import CellWatch, train_cell
 
 HERE = Path(__file__).parent
 
@@ -47,7 +47,7 @@ def experiment(lr: float = 0.3) -> Experiment:
     )
 
 
-class _StopsAt(Watch):
+class _StopsAt(CellWatch):
     """Stops a cell after so many updates; writes a checkpoint, as Ctrl-C would."""
 
     def __init__(self, folder, version):
@@ -227,7 +227,7 @@ def check(templates: Templates, folder: Path, chance: random.Random, times: int)
     for line in said:
         _one_line(line)
     _kept(before, good, contents_of(folder), done)
-    for read in (headline, lambda path: models.find(path, "a", 1, None).result.model(), reopen):
+    for read in (summary_of, lambda path: models.find(path, "a", 1, None).result.model(), reopen):
         try:
             read(folder)
         except InputError as error:

@@ -190,8 +190,6 @@ def test_a_task_of_ones_own_lies_beside_the_file(hemiola, one_line, tmp_path):
     said = one_line("run", file, "--out", "out2", "--data", "/")
     assert "task 'own_beside:make' raised FileNotFoundError" in said
     assert said.endswith('.py:6: x = torch.tensor([[float(n), 1.0] for n in (data / "numbers.txt").read_text()...)\n')
-        '(own_beside.py:6: x = torch.tensor([[float(n), 1.0] for n in (data / "numbers.txt").read_text()...)\n'
-    )
     said = one_line("run", file, "--out", "out2", "--data", ".", "--set", 'task={name="own_beside:make",width=3}')
     assert "failed on its first 2 examples: RuntimeError" in said
     code, _, errors = hemiola("run", file, "--out", "out2", "--data", "/", "--debug")

@@ -16,7 +16,7 @@ from hemiola.lab.named import live_objects
 from hemiola.lab.progress import Display
 from hemiola.lab.ranks import torch_factory
 from hemiola.lab.store import Failure, Store
-from hemiola.lab.worker import Watch, train_cell
+from hemiola.lab.worker import CellWatch, train_cell
 
 
 def stay_here(cells: list[Cell]) -> list[Cell]:
@@ -85,7 +85,7 @@ def run_here(
         ended: dict[str, Any]
         try:
             with folder.working():
-                result = train_cell(cell, data, folder, Watch(cast(Any, _Pipe(cell, stop, display)), folder))
+                result = train_cell(cell, data, folder, CellWatch(cast(Any, _Pipe(cell, stop, display)), folder))
                 if result is not None:
                     folder.save_result(result)
             ended = {"ended": "stopped" if result is None else result.row["status"]}

@@ -26,7 +26,7 @@ from hemiola.training import Training
 PROGRESS_SECONDS = 0.25
 
 
-class Watch:
+class CellWatch:
     """Called after every update: sends progress, writes checkpoints, and says whether to go on.
 
     Args:
@@ -81,7 +81,7 @@ class Watch:
 class _Notes(logging.Handler):
     """Passes on what a cluster logs: workers that died, machines too small."""
 
-    def __init__(self, watch: Watch):
+    def __init__(self, watch: CellWatch):
         super().__init__(logging.WARNING)
         self.watch = watch
 
@@ -92,7 +92,7 @@ class _Notes(logging.Handler):
 def work_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connection) -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides.
-    watch = Watch(pipe, folder)
+    watch = CellWatch(pipe, folder)
     signal.signal(signal.SIGTERM, lambda *_: setattr(watch, "stopped", True))
     logger = logging.getLogger("hemiola")
     logger.addHandler(_Notes(watch))
@@ -112,7 +112,7 @@ def work_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connection)
 
 
 def train_cell(
-    cell: Cell, data: Path | None, folder: CellFolder | None = None, watch: Watch | None = None
+    cell: Cell, data: Path | None, folder: CellFolder | None = None, watch: CellWatch | None = None
 ) -> Result | None:
     """Train one cell to its end; returns None when it was told to stop.
 
