@@ -229,6 +229,13 @@ class CellFolder:
             write_whole(self.path / "error.txt", trace or "".join(traceback.format_exception(error)))
         return {"ended": "failed", "error": told(error)}
 
+    def output(self) -> str:
+        """What the cell's process printed past Python, as far as it was kept."""
+        try:
+            return (self.path / "output.txt").read_text(errors="replace")
+        except OSError:
+            return ""
+
     def error(self) -> str | None:
         """The traceback of the last failure."""
         try:

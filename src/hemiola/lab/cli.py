@@ -296,6 +296,8 @@ def _run_and_show(
         )
         raise typer.Exit(130)
     if outcome.failed:
+        again = shlex.join(["hemiola", "resume", str(out)])
+        typer.echo(f"hemiola: to try parts that failed again, from their last checkpoints: {again}", err=True)
         raise typer.Exit(1)
 
 

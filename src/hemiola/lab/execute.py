@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hemiola.clusters.ray.factory import RayFactory
 from hemiola.clusters.torch.group import Place
 from hemiola.contracts import Task
 from hemiola.flat import FlatModel
@@ -182,7 +183,7 @@ def _run_all(
             if not one.process.is_alive():
                 _read(one, display)
                 active.remove(one)
-                ended = one.ended or {"ended": "failed", "error": _how_it_ended(one.process)}
+                ended = one.ended or {"ended": "failed", "error": _how_it_ended(one, store)}
                 if ended["ended"] == "failed" and not (stop.is_set() and one.ended is None):
                     failed.append(store.failure(one.cell, ended["error"]))
                 display.ended(one.cell, ended, store.finished(one.cell), time.monotonic() - one.began)
@@ -235,8 +236,12 @@ def _read(one: _Active, display: Display) -> None:
         pass  # The process is gone; whether it had ended well is in one.ended.
 
 
-def _how_it_ended(process: BaseProcess) -> str:
-    code = process.exitcode or 0
+def _how_it_ended(one: _Active, store: Store) -> str:
+    """Why a process ended that did not say it; Ray ends those whose raylet or GCS has died."""
+    code = one.process.exitcode or 0
+    last_words = store.cell_folder(one.cell).output().lower()
+    if isinstance(one.cell.cluster(), RayFactory) and ("raylet" in last_words or "gcs" in last_words):
+        return "Ray died"
     return (
         f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
     )

@@ -20,11 +20,12 @@ from types import ModuleType
 
 import torch
 
-from hemiola.errors import InputError
+from hemiola.errors import FailedElsewhere, InputError
 
 # Read by Ray when it is imported and by the processes it starts. The second keeps every port on the loopback interface:
 # it is what Ray itself does on systems where it does not support clusters.
 _LOCAL_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_VITAL = ("gcs_server", "raylet")
 _PROBE_SECONDS = 5.0
 _ATTEMPTS = 3
 
@@ -45,6 +46,7 @@ class Engine:
 
     Attributes:
         ray: The module.
+        dead: Whether this Ray has died; then nothing may be asked of it any more.
         cpus: CPUs of all nodes, the real ones.
         gpus: GPUs of all nodes.
     """
@@ -52,6 +54,7 @@ class Engine:
     def __init__(self, address: str | None, workers: int) -> None:
         require_ray()
         self.local = address is None
+        self.dead = False
         self._threads = torch.get_num_threads()
         if self.local:
             # Torch's idle threads spin for a while after every operation, on cores that are the workers'.
@@ -70,10 +73,21 @@ class Engine:
         self.cpus = len(os.sched_getaffinity(0)) if self.local else int(resources.get("CPU", 0))
         self.gpus = float(resources.get("GPU", 0))
 
+    def check(self) -> None:
+        """Raise if a process that this Ray cannot do without has ended; Ray itself would wait for it for a minute."""
+        if not (self.local and self._owned):
+            return
+        node = self.ray._private.worker._global_node
+        gone = [kind for kind, _ in node.dead_processes() if kind in _VITAL]
+        if gone:
+            self.dead = True
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+            raise FailedElsewhere(f"Ray died: its {gone[0]} has ended")
+
     def close(self) -> None:
         """Leave Ray, and torch, as they were found."""
         torch.set_num_threads(self._threads)
-        if self._owned and self.ray.is_initialized():
+        if self._owned and self.ray.is_initialized() and not self.dead:
             self.ray.shutdown()
             self._restore_handler()
 

@@ -203,6 +203,7 @@ class Roster:
         events = [self._look(watched[reference]) for reference in ready]
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + TICK_SECONDS
+            self.engine.check()
             silent = [seat for seat in self.seats if seat.stint is not None and seat.reference in watched]
             events += [event for seat in silent if (event := self._overdue(seat)) is not None]
         return events
@@ -239,6 +240,7 @@ class Roster:
 
     def _died(self, seat: Seat, why: str) -> Event:
         """Replace a dead actor, or leave the seat empty if it died too often; the stint is the caller's to see to."""
+        self.engine.check()  # Workers die with their Ray, and it cannot start others.
         seat.deaths += 1
         seat.abandoned, seat.counted, seat.momentum = None, -1, None
         if seat.deaths > self.max_restarts:
@@ -272,7 +274,7 @@ class Roster:
     def close(self) -> None:
         """End all actors."""
         for seat in self.seats:
-            if seat.actor is not None and self.ray.is_initialized():
+            if seat.actor is not None and self.ray.is_initialized() and not self.engine.dead:
                 self.ray.kill(seat.actor)
             seat.actor = seat.reference = seat.stint = None
 
