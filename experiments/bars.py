@@ -137,6 +137,34 @@ def pace(runs: Runs, losses: list[float], step: float) -> None:
         print(f"{run:38s}{cells}{seeds:>16}  {mean(line['train_loss'] for line in last(lines)):.4f}")
 
 
+def seconds_to(lines: list[Line], gap: float) -> tuple[float, str] | None:
+    """Smallest mean over seeds of when a gap is first reached, over the points where every seed reaches it."""
+    times = {}
+    for point, some in by_point(lines).items():
+        reached = defaultdict(list)
+        for line in some:
+            if line["train_gap"] <= gap:
+                reached[line["seed"]].append(line["seconds"])
+        if len(reached) == len({line["seed"] for line in lines}):
+            times[point] = mean(min(seconds) for seconds in reached.values())
+    return min((seconds, point) for point, seconds in times.items()) if times else None
+
+
+def together(runs: Runs, gaps: list[float]) -> None:
+    """Cluster seconds to each gap, how many times sooner than the first run, and the point of the sweep."""
+    base = {gap: seconds_to(next(iter(runs.values())), gap) for gap in gaps}
+    for run, lines in runs.items():
+        seeds = len({line["seed"] for line in lines})
+        print(f"{run} ({seeds} seeds)")
+        for gap in gaps:
+            found, ordinary = seconds_to(lines, gap), base[gap]
+            if found is None:
+                print(f"  gap {gap:g}: not reached by all seeds at any point")
+            else:
+                ratio = "" if ordinary is None else f", {ordinary[0] / found[0]:.2f} times sooner"
+                print(f"  gap {gap:g}: {found[0]:.1f} s{ratio} at {found[1]}")
+
+
 PERIOD = ["averagings", "mean_period", "train_loss", "test_metric", "weighted_spread", "bytes_per_worker", "seconds"]
 REPORTS: dict[str, Callable[[Runs], None]] = {
     "order-digits": lambda runs: order(runs, [10, 30, 60]),
@@ -153,6 +181,7 @@ REPORTS: dict[str, Callable[[Runs], None]] = {
     "period-link-100g": lambda runs: table(runs, ["seconds", "averagings", "train_loss"]),
     "pace-digits-shifted": lambda runs: pace(runs, [1.2, 0.8, 0.58], 8.0),
     "pace-digits-exponential": lambda runs: pace(runs, [1.2, 0.8, 0.58], 4.0),
+    "together-digits": lambda runs: together(runs, [5e-3, 1.5e-3, 5e-4]),
     "pace-cifar": lambda runs: pace(runs, [1.8, 1.5, 1.3], 50.0),
 }
 
