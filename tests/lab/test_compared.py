@@ -1,6 +1,15 @@
 """The words of the terminal and the report, from Python."""
 
-from hemiola import Results, train
+import base64
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from html import escape
+from types import SimpleNamespace
+
+import pytest
+
+from hemiola import InputError, Results, train
 from hemiola.lab.report import summary_of
 from hemiola.lab.report.conclusion import sentences
 
@@ -40,3 +49,26 @@ def test_results_print_as_the_terminal_shows_them():
     for line in results.conclusion():
         assert " ".join(line.split()) in shown
     assert repr(results) == "<3 results of ordinary, CD-GraB, [bold]; print() shows the comparison>"
+
+
+def test_a_notebook_shows_the_conclusion_the_table_and_pictures():
+    results = train(**{**EXPERIMENT, "stop": {"epochs": 4}})
+    html = results._repr_html_()
+    assert escape(results.conclusion()[0]) in html
+    assert html.count("<tr>") == 4
+    assert "[bold]" in html
+    pictures = re.findall('src="data:image/svg.xml;base64,([^"]*)"', html)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert ElementTree.fromstring(base64.b64decode(picture)).tag.endswith("svg")
+    assert "<script" not in html
+
+
+def test_a_frame_has_a_row_for_every_cell_or_says_what_it_needs(monkeypatch):
+    results = train(**{**EXPERIMENT, "seeds": [0], "stop": {"epochs": 1}})
+    frames = SimpleNamespace(DataFrame=list)
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    assert [row["run"] for row in results.to_frame()] == ["ordinary", "CD-GraB", "[bold]"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="to_frame needs pandas, which is not installed: pip install pandas"):
+        results.to_frame()

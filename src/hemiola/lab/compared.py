@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hemiola.errors import InputError
 from hemiola.lab.results import Result
 
 if TYPE_CHECKING:
@@ -49,6 +50,24 @@ class Results(list[Result]):
 
         folder = folder_of(self._about(), (one.row for one in self), (line for one in self for line in one.log))
         return summarise(folder)
+
+    def to_frame(self) -> Any:
+        """The rows of results.csv as a pandas DataFrame, one for every cell.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise InputError("to_frame needs pandas, which is not installed: pip install pandas") from None
+        return DataFrame([one.row for one in self])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the conclusion, the table and two pictures."""
+        from hemiola.lab.report.notebook import notebook_html
+
+        return notebook_html(self._summary)
 
     def __repr__(self) -> str:
         runs = list(dict.fromkeys(one.row["run"] for one in self))

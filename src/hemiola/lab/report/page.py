@@ -149,11 +149,16 @@ def _picture(drawing: Drawing) -> str:
 
 
 def _results(summary: Summary) -> str:
-    columns = summary.columns(RESULTS)
     note = "Mean ± standard deviation over seeds. Tinted: the best of a column, and what is not shown to be worse."
     if summary.swept:
         note += f" Each run at the point of the sweep with its lowest {words.OBJECTIVES[summary.objective]}."
-    return section("Results", note, _run_table(summary, columns) if columns else "")
+    return section("Results", note, results_table(summary))
+
+
+def results_table(summary: Summary) -> str:
+    """How every run ended; nothing where none has."""
+    columns = summary.columns(RESULTS)
+    return _run_table(summary, columns) if columns else ""
 
 
 def _run_table(summary: Summary, columns: Sequence[str]) -> str:
