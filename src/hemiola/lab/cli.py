@@ -15,6 +15,7 @@ import typer
 
 from hemiola.errors import InputError
 from hemiola.lab import listings
+from hemiola.lab.reproduce.command import reproduce_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Public data sets: list what is there, fetch what is missing.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 listings.register(app)
+app.command("reproduce")(reproduce_command)
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks of what failed.")]

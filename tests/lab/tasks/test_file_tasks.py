@@ -81,6 +81,14 @@ def test_windows_of_words(folder):
     assert task.summarise(1e6) == float("inf")
 
 
+def test_fewer_windows_and_words(folder):
+    task = load_task("wikitext2-lstm", {"examples": 2, "words": 3}, folder)
+    assert len(task.train) == 2
+    # a, b and c come first of the equally frequent; the others are unknown.
+    assert task.train.batch(np.array([0]))[0][0, :7].tolist() == [0, 1, 2, 3, 3, 3, 0]
+    assert task.model().head.out_features == 4
+
+
 def test_weeks(folder):
     task = load_task("m4-mlp", {"stride": 2}, folder)
     assert len(task.train) == 3 * 8  # starts 0, 2, ..., 14 of 40 - 26 + 1 = 15
@@ -195,6 +203,8 @@ def test_gpt_does_not_look_ahead():
         ("wikitext2-gpt", {"layers": 0}, "layers must be at least 1, got 0"),
         ("m4-mlp", {"stride": 0}, "stride must be at least 1, got 0"),
         ("a9a-logistic", {"l2": -1.0}, "l2 must be at least 0, got -1.0"),
+        ("wikitext2-lstm", {"words": -1}, "examples and words must be at least 0, got 0 and -1"),
+        ("glue-minilm", {"examples": -1}, "examples must be at least 0, got -1"),
         ("femnist-cnn", {"channels": 0}, "channels must be at least 1, got 0"),
         ("shakespeare-gpt", {"context": 0}, "context must be at least 1, got 0"),
         ("sst2-logistic", {"examples": -1}, "examples must be at least 0, got -1"),

@@ -113,13 +113,12 @@ def sst2_logistic(*, l2: float = 1e-4, examples: int = 0, data: Path | None = No
 
     ``examples``: use only the first so many training sentences; 0 for all.
     """
-    if examples < 0:
-        raise InputError(f"examples must be at least 0, got {examples}")
-    train, test = _embedded(require("minilm", require("sst2", data)), examples or None)
-    width = minilm.width(require("minilm", data))
+    _check_examples(examples)
+    root = require("minilm", require("sst2", data))
+    train, test = _embedded(root, examples or None)
     return Task(
         name="sst2-logistic",
-        model=partial(nn.Linear, width, 1),
+        model=partial(nn.Linear, minilm.width(root), 1),
         train=train,
         test=test,
         losses=logistic_loss,
@@ -129,6 +128,11 @@ def sst2_logistic(*, l2: float = 1e-4, examples: int = 0, data: Path | None = No
         lr=0.05,
         batch=1,
     )
+
+
+def _check_examples(examples: int) -> None:
+    if examples < 0:
+        raise InputError(f"examples must be at least 0, got {examples}")
 
 
 # ------------------------------------------------------------------------------------------------- fine-tuning
@@ -181,13 +185,15 @@ def glue_minilm(
     task: GlueTask = "sst2",
     trained: Literal["all"] | int = "all",
     tokens: int = 64,
+    examples: int = 0,
     data: Path | None = None,
 ) -> Task:
     """Fine-tune MiniLM on a task of GLUE.
 
     ``trained``: how many of the last layers learn beside the head, or all with the embeddings. ``tokens``: longer texts
-    are cut.
+    are cut. ``examples``: use only the first so many training examples; 0 for all.
     """
+    _check_examples(examples)
     root = require("minilm", require(task, data))
     layers, places = minilm.size(root)
     if trained != "all" and not 0 <= trained <= layers:
@@ -195,5 +201,7 @@ def glue_minilm(
     if not 8 <= tokens <= places:
         raise InputError(f"tokens must be from 8 to {places}, got {tokens}")
     train, test = _tokens(root, task, tokens)
+    if examples:
+        train = Tokens(train.inputs[:examples], train.targets[:examples], minilm.tokenizer(root).pad)
     model = partial(Classifier, root, None if trained == "all" else trained)
     return Task(name="glue-minilm", model=model, train=train, test=test, lr=0.01, batch=16)

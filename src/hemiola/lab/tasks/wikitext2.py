@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -22,10 +23,14 @@ WINDOW = 35
 
 
 @cache
-def _windows(root: Path) -> tuple[TensorExamples, TensorExamples, int]:
-    """Training and test windows, and the number of words in the vocabulary: every word of train.txt, as is usual."""
+def _windows(root: Path, known: int = 0) -> tuple[TensorExamples, TensorExamples, int]:
+    """Training and test windows, and the number of words in the vocabulary.
+
+    The vocabulary is every word of train.txt, as is usual, or the ``known`` most frequent and ``<unk>``.
+    """
     words = read_words(root / "wikitext-2/train.txt")
-    vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*words, "<unk>"]))}
+    kept = [word for word, _ in Counter(words).most_common(known)] if known else words
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*kept, "<unk>"]))}
     return (
         _examples(root / "wikitext-2/train.txt", words, vocabulary),
         _examples(root / "wikitext-2/test.txt", read_words(root / "wikitext-2/test.txt"), vocabulary),
@@ -61,9 +66,16 @@ def perplexity(mean_loss: float) -> float:
     return math.exp(mean_loss) if mean_loss < 700 else math.inf
 
 
-def lstm(*, data: Path | None = None) -> Task:
-    """A two-layer LSTM, 32 wide, on WikiText-2: CD-GraB's model."""
-    train, test, words = _windows(require("wikitext2", data))
+def lstm(*, examples: int = 0, words: int = 0, data: Path | None = None) -> Task:
+    """A two-layer LSTM, 32 wide, on WikiText-2: CD-GraB's model.
+
+    ``examples``: use only the first so many training windows; ``words``: know only the so many most frequent words; 0
+    for all.
+    """
+    if min(examples, words) < 0:
+        raise InputError(f"examples and words must be at least 0, got {examples} and {words}")
+    train, test, words = _windows(require("wikitext2", data), words)
+    train = TensorExamples(train.inputs[: examples or None], train.targets[: examples or None])
     return next_token("wikitext2-lstm", partial(LSTM, words, width=32, layers=2), train, test, lr=5.0)
 
 
