@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from hemiola.errors import InputError
 from hemiola.lab import cli
-from hemiola.lab.report.read import Evaluation, Folder
+from hemiola.lab.report.log import Log
+from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce import docs, run
 from hemiola.lab.reproduce.folder import ClaimFolder, Outcome
 from hemiola.lab.reproduce.functions import Parts
@@ -33,8 +34,9 @@ def folder(logs, higher_is_better=True):
     log = {}
     for key, lines in logs.items():
         run_name, point, seed = key if isinstance(key, tuple) else (key, (), "0")
-        log[run_name, point, seed] = tuple(Evaluation(run_name, point, seed, numbers) for numbers in lines)
-    return Folder(Path(), "", {}, {"higher_is_better": higher_is_better}, {}, (), log)
+        columns = dict.fromkeys(["epochs", *(name for line in lines for name in line)])
+        log[run_name, point, seed] = Log({c: np.array([line.get(c, math.nan) for line in lines]) for c in columns})
+    return Folder((), "", {}, {}, {"higher_is_better": higher_is_better}, {}, {}, (), log)
 
 
 # --------------------------------------------------------------------------------------------------------- the table

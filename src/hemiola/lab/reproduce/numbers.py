@@ -9,11 +9,13 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from hemiola.lab.report.read import Evaluation, Folder, Point
+from hemiola.lab.report.log import Log, Point
+from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce.table import Cost, Number
 
 # Columns that say how good a run is; by any other column the best point of a sweep is that of the training loss.
 _GOODNESS = ("train_loss", "train_gap", "test_loss", "test_metric")
+Evaluation = Mapping[str, float]  # the numbers of one evaluation, by name
 _NEAR = 0.03  # an evaluation this near, relatively, is at the place that was asked for
 
 
@@ -111,9 +113,15 @@ def points_of(folder: Folder, run: str) -> list[Point]:
     return list(dict.fromkeys(point for name, point, _ in folder.log if name == run))
 
 
-def logs_at(folder: Folder, run: str, point: Point) -> dict[str, tuple[Evaluation, ...]]:
+def logs_at(folder: Folder, run: str, point: Point) -> dict[str, list[Evaluation]]:
     """The evaluations of a run at a point, by seed."""
-    return {seed: log for (name, where, seed), log in folder.log.items() if (name, where) == (run, point)}
+    logs = {seed: log for (name, where, seed), log in folder.log.items() if (name, where) == (run, point)}
+    return {seed: _evaluations(log) for seed, log in logs.items()}
+
+
+def _evaluations(log: Log) -> list[Evaluation]:
+    columns = {name: values.tolist() for name, values in log.numbers.items()}
+    return [{name: values[place] for name, values in columns.items()} for place in range(len(log))]
 
 
 # ----------------------------------------------------------------------------------------------------- one run
@@ -166,7 +174,7 @@ def _first(line: Sequence[tuple[float, float]], goal: float) -> float:
 
 
 def _value(seen: Evaluation, column: str) -> float:
-    value = seen.numbers.get(column, math.nan)
+    value = seen.get(column, math.nan)
     return math.inf if math.isnan(value) and column in _GOODNESS else value  # a diverged run is infinitely bad
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
-import altair as alt
 import vl_convert
 
-from hemiola.lab.report import charts
+from hemiola.lab.report import marks
 from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce.functions import Rows
 from hemiola.lab.reproduce.numbers import best_point, logs_at
@@ -33,8 +33,8 @@ def curve_rows(panel: Panel, folder: Folder) -> Rows:
     for run in panel.runs or folder.runs:
         logs = list(logs_at(folder, run, best_point(folder, run, panel.y)).values())
         for moment in zip(*logs, strict=False):
-            x = [seen.numbers[panel.x] for seen in moment]
-            y = [seen.numbers[panel.y] for seen in moment]
+            x = [seen.get(panel.x, math.nan) for seen in moment]
+            y = [seen.get(panel.y, math.nan) for seen in moment]
             if all(map(math.isfinite, (*x, *y))):
                 rows.append({"line": run, "x": sum(x) / len(x), "mean": sum(y) / len(y), "low": min(y), "high": max(y)})
     return rows
@@ -46,12 +46,18 @@ def draw(panels: list[tuple[Panel, Rows]]) -> str:
     drawn = [_panel(panel, rows, lines) for panel, rows in panels if rows]
     if not drawn:
         return ""
-    chart = alt.concat(*drawn, columns=2).resolve_scale(color="shared", strokeDash="shared")
-    svg: str = vl_convert.vegalite_to_svg(charts.spec(chart, charts.PICTURE))
+    spec = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "config": marks.style(marks.PICTURE),
+        "concat": drawn,
+        "columns": 2,
+        "resolve": {"scale": {"color": "shared", "strokeDash": "shared"}},
+    }
+    svg: str = vl_convert.vegalite_to_svg(json.dumps(spec))
     return svg
 
 
-def _panel(panel: Panel, rows: Rows, lines: list[str]) -> Any:
+def _panel(panel: Panel, rows: Rows, lines: list[str]) -> dict[str, Any]:
     shown = [
         row
         for row in rows
@@ -59,30 +65,34 @@ def _panel(panel: Panel, rows: Rows, lines: list[str]) -> Any:
         and (not panel.log_y or row["low"] > 0)
         and (not panel.log_x or row["x"] > 0)
     ]
-    legend = alt.Legend(
-        title=None, symbolType="stroke", symbolSize=300, symbolStrokeWidth=2, symbolOpacity=1, columns=1
-    )
-    ink = alt.Color(
-        "line:N",
-        legend=legend,
-        scale=alt.Scale(domain=lines, range=[charts.colour(place) for place in range(len(lines))]),
-    )
-    dash = alt.StrokeDash(
-        "line:N",
-        legend=legend,
-        scale=alt.Scale(domain=lines, range=[charts.dash(place) for place in range(len(lines))]),
-    )
-    x_scale = alt.Scale(type="log", nice=False) if panel.log_x else alt.Scale(zero=False, nice=False)
-    y_scale = alt.Scale(type="log", nice=False) if panel.log_y else alt.Scale(zero=False, nice=True)
-    x_title, y_title = panel.x_title or _TITLES.get(panel.x, panel.x), panel.y_title or _TITLES.get(panel.y, panel.y)
-    across = alt.X("x:Q", title=x_title, scale=x_scale, axis=alt.Axis(tickCount=5, grid=False, format="~s"))
-    up = alt.Y("mean:Q", title=y_title, scale=y_scale, axis=alt.Axis(tickCount=5, format="~g"))
-    base = alt.Chart(alt.InlineData(values=shown))
-    band = base.mark_area(opacity=0.15, strokeWidth=0).encode(
-        x=across, y=alt.Y("low:Q", title=y_title, scale=y_scale), y2="high:Q", color=ink
-    )
-    line = base.mark_line(strokeWidth=1.8, point=_few(shown)).encode(x=across, y=up, color=ink, strokeDash=dash)
-    return alt.layer(band, line).properties(width=WIDTH, height=HEIGHT, title=panel.title)
+    legend = {"title": None, "symbolType": "stroke", "symbolSize": 300, "symbolStrokeWidth": 2, "symbolOpacity": 1}
+
+    def of_line(look: list[Any]) -> dict[str, Any]:
+        return {"field": "line", "type": "nominal", "legend": legend, "scale": {"domain": lines, "range": look}}
+
+    ink = of_line([marks.colour(place) for place in range(len(lines))])
+    dash = of_line([marks.dash(place) for place in range(len(lines))])
+    x_scale = {"type": "log", "nice": False} if panel.log_x else {"zero": False, "nice": False}
+    y_scale = {"type": "log", "nice": False} if panel.log_y else {"zero": False, "nice": True}
+    y_title = panel.y_title or _TITLES.get(panel.y, panel.y)
+    across = {
+        "field": "x",
+        "type": "quantitative",
+        "title": panel.x_title or _TITLES.get(panel.x, panel.x),
+        "scale": x_scale,
+        "axis": {"tickCount": 5, "grid": False, "format": "~s"},
+    }
+    height = {"type": "quantitative", "title": y_title, "scale": y_scale, "axis": {"tickCount": 5, "format": "~g"}}
+    band = {
+        "mark": {"type": "area", "opacity": 0.15, "strokeWidth": 0},
+        "encoding": {"x": across, "y": {"field": "low", **height}, "y2": {"field": "high"}, "color": ink},
+    }
+    line = {
+        "mark": {"type": "line", "strokeWidth": 1.8, "point": _few(shown)},
+        "encoding": {"x": across, "y": {"field": "mean", **height}, "color": ink, "strokeDash": dash},
+    }
+    size = {"width": WIDTH, "height": HEIGHT, "title": panel.title}
+    return {**size, "data": {"values": shown}, "layer": [band, line]}
 
 
 def _few(rows: Rows) -> bool:
