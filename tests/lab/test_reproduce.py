@@ -14,7 +14,7 @@ from hemiola.lab import cli
 from hemiola.lab.report.log import Log
 from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce import docs, run
-from hemiola.lab.reproduce.folder import ClaimFolder, Outcome
+from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.functions import Parts
 from hemiola.lab.reproduce.numbers import Measured, fit_slope, measure
 from hemiola.lab.reproduce.run import FUNCTIONS, measured, reproduce
@@ -434,7 +434,7 @@ def test_states_of_a_folder(tmp_path):
         with pytest.raises(InputError, match="another hemiola reproduce is working in it"), there.opened(resume=True):
             pass
     assert there.state == "stopped"
-    there.save(Outcome({"a": Measured(math.inf, math.nan, 3)}, False, "No.", 1.0, "0"))
+    there.save(Finding({"a": Measured(math.inf, math.nan, 3)}, False, "No.", 1.0, "0"))
     assert there.state == "not reproduced"
     saved = there.outcome().numbers["a"]
     assert (saved.value, saved.seeds) == (math.inf, 3)
@@ -474,7 +474,7 @@ def test_writing_the_page(tmp_path, monkeypatch):
         with there.opened(resume=False):
             there.write("picture.svg", "<svg/>")
             number = claim_named("herding").checks[0].number
-            there.save(Outcome({number: Measured(17.25, 0.5, 3)}, True, "Reproduced. Yes.", 0.25, "0"))
+            there.save(Finding({number: Measured(17.25, 0.5, 3)}, True, "Reproduced. Yes.", 0.25, "0"))
         code, text = hemiola("reproduce", "--docs", "--out", tmp_path / "out")
         assert code == 0
         page = (tmp_path / "docs/results.md").read_text()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hemiola.lab.reproduce.table import Claim
+    from hemiola.lab.reproduce.table import PublishedClaim
 
 ALL = "all"
 
@@ -77,7 +77,7 @@ def _listing(out: Path, quick: bool) -> Table:
 
 
 def _run(
-    chosen: list[Claim],
+    chosen: list[PublishedClaim],
     names: list[str],
     out: Path,
     quick: bool,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hemiola.errors import InputError
-from hemiola.lab.reproduce.folder import ClaimFolder, Outcome
+from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.page import asked, command_of
-from hemiola.lab.reproduce.table import Claim, claims, table
+from hemiola.lab.reproduce.table import PublishedClaim, claims, table
 from hemiola.lab.reproduce.verdict import judge, with_deviation
 
 FIGURES = "results"
@@ -80,7 +80,7 @@ def write_docs(out: Path, docs: Path) -> list[Path]:
 def results_page() -> str:
     """docs/results.md as text."""
     found = {
-        name: {version: Outcome.from_json(saved) for version, saved in versions.items()}
+        name: {version: Finding.from_json(saved) for version, saved in versions.items()}
         for name, versions in _measured().items()
     }
     parts = [_HEAD, _overview(found)]
@@ -99,7 +99,7 @@ count as reproduced; where it is missed, the page says so. All runs are on two C
 """
 
 
-def _overview(found: dict[str, dict[str, Outcome]]) -> str:
+def _overview(found: dict[str, dict[str, Finding]]) -> str:
     lines = ["| claim | full version | minutes | quick version | minutes |", "|---|---|---|---|---|"]
     for claim in claims().values():
         cells = []
@@ -111,7 +111,7 @@ def _overview(found: dict[str, dict[str, Outcome]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(claim: Claim, versions: dict[str, Outcome]) -> str:
+def _section(claim: PublishedClaim, versions: dict[str, Finding]) -> str:
     quick = "full" not in versions
     outcome = versions.get("quick" if quick else "full")
     lines = [f"### {claim.name}", "", f"**{claim.claim}** Tested on {claim.task}.", ""]

@@ -22,14 +22,14 @@ from typing import Any, Literal
 from hemiola import __version__
 from hemiola.errors import InputError
 from hemiola.lab.reproduce.numbers import Measured
-from hemiola.lab.reproduce.table import Claim
+from hemiola.lab.reproduce.table import PublishedClaim
 from hemiola.lab.store import replacing
 
 State = Literal["not run", "running", "stopped", "reproduced", "not reproduced"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Finding:
     """A claim that has run to its end.
 
     Attributes:
@@ -55,7 +55,7 @@ class Outcome:
         return {**asdict(self), "numbers": numbers}
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Outcome:
+    def from_json(cls, saved: dict[str, Any]) -> Finding:
         """Read back."""
         numbers = {
             name: Measured(float(one["value"]), float(one["deviation"]), int(one["seeds"]))
@@ -73,7 +73,7 @@ class ClaimFolder:
         quick: Which version.
     """
 
-    def __init__(self, out: Path, claim: Claim, quick: bool) -> None:
+    def __init__(self, out: Path, claim: PublishedClaim, quick: bool) -> None:
         self.root = out / "quick" if quick else out
         self.path = self.root / claim.name
         self.claim, self.quick = claim, quick
@@ -94,10 +94,10 @@ class ClaimFolder:
             return "stopped"
         return "reproduced" if outcome.reproduced else "not reproduced"
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> Finding | None:
         """What came out, if it has run to its end."""
         try:
-            return Outcome.from_json(json.loads((self.path / "numbers.json").read_text()))
+            return Finding.from_json(json.loads((self.path / "numbers.json").read_text()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -132,7 +132,7 @@ class ClaimFolder:
             self.write("claim.json", json.dumps({"claim": self.claim.name, "quick": self.quick}) + "\n")
             yield
 
-    def save(self, outcome: Outcome) -> None:
+    def save(self, outcome: Finding) -> None:
         """The claim has run to its end."""
         self.write("numbers.json", json.dumps(outcome.as_json(), indent=1) + "\n")
 
@@ -184,6 +184,6 @@ def _owner_of(path: Path) -> str | None:
         raise InputError(f"{path / 'claim.json'}: is damaged; choose another --out") from None
 
 
-def outcome_now(numbers: dict[str, Measured], reproduced: bool, words: str, seconds: float) -> Outcome:
+def outcome_now(numbers: dict[str, Measured], reproduced: bool, words: str, seconds: float) -> Finding:
     """An outcome of this version of hemiola."""
-    return Outcome(numbers, reproduced, words, round(seconds / 60, 2), __version__)
+    return Finding(numbers, reproduced, words, round(seconds / 60, 2), __version__)

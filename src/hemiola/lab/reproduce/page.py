@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from html import escape
 
-from hemiola.lab.reproduce.folder import Outcome
-from hemiola.lab.reproduce.table import Claim, table
+from hemiola.lab.reproduce.folder import Finding
+from hemiola.lab.reproduce.table import PublishedClaim, table
 from hemiola.lab.reproduce.verdict import Judged, with_deviation
 
 _STYLE = """
@@ -18,7 +18,7 @@ code { background: #f2f2f2; padding: .1rem .3rem } svg { max-width: 100%; height
 """
 
 
-def command_of(claim: Claim, quick: bool) -> str:
+def command_of(claim: PublishedClaim, quick: bool) -> str:
     """What runs the claim."""
     words = ["hemiola", "reproduce", claim.name, "--out", "DIR"]
     return shlex.join([*words, *(["--data", "DATA"] if claim.data else []), *(["--quick"] if quick else [])])
@@ -33,7 +33,7 @@ def asked(judged: list[Judged]) -> dict[str, str]:
     }
 
 
-def html_page(claim: Claim, outcome: Outcome, judged: list[Judged], picture: str, quick: bool) -> str:
+def html_page(claim: PublishedClaim, outcome: Finding, judged: list[Judged], picture: str, quick: bool) -> str:
     """The claim, what the paper reports, what came out, the picture, the command and the verdict."""
     bounds, labels = asked(judged), claim.labels(quick)
     cells = [

@@ -12,7 +12,7 @@ from hemiola.lab.report import marks
 from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce.functions import Rows
 from hemiola.lab.reproduce.numbers import best_point, logs_at
-from hemiola.lab.reproduce.table import Panel
+from hemiola.lab.reproduce.table import Picture
 
 WIDTH, HEIGHT = 330, 230
 _TITLES = {
@@ -27,7 +27,7 @@ _TITLES = {
 }
 
 
-def curve_rows(panel: Panel, folder: Folder) -> Rows:
+def curve_rows(panel: Picture, folder: Folder) -> Rows:
     """Mean and range over seeds of each run at its best point, evaluation by evaluation."""
     rows: Rows = []
     for run in panel.runs or folder.runs:
@@ -40,7 +40,7 @@ def curve_rows(panel: Panel, folder: Folder) -> Rows:
     return rows
 
 
-def draw(panels: list[tuple[Panel, Rows]]) -> str:
+def draw(panels: list[tuple[Picture, Rows]]) -> str:
     """The panels side by side, two in a row, as SVG; a line looks the same in all of them."""
     lines = list(dict.fromkeys(str(row["line"]) for _, rows in panels for row in rows))
     drawn = [_panel(panel, rows, lines) for panel, rows in panels if rows]
@@ -57,7 +57,7 @@ def draw(panels: list[tuple[Panel, Rows]]) -> str:
     return svg
 
 
-def _panel(panel: Panel, rows: Rows, lines: list[str]) -> dict[str, Any]:
+def _panel(panel: Picture, rows: Rows, lines: list[str]) -> dict[str, Any]:
     shown = [
         row
         for row in rows

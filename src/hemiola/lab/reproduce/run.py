@@ -11,11 +11,11 @@ from hemiola.lab.execute import run_experiment
 from hemiola.lab.progress import Display
 from hemiola.lab.report.read import Folder, read_folder
 from hemiola.lab.reproduce import pictures
-from hemiola.lab.reproduce.folder import ClaimFolder, Outcome, outcome_now
+from hemiola.lab.reproduce.folder import ClaimFolder, Finding, outcome_now
 from hemiola.lab.reproduce.functions import Found, Parts, Rows
 from hemiola.lab.reproduce.numbers import Measured, measure
 from hemiola.lab.reproduce.page import html_page
-from hemiola.lab.reproduce.table import Claim, Panel, load_experiment
+from hemiola.lab.reproduce.table import Picture, PublishedClaim, load_experiment
 from hemiola.lab.reproduce.verdict import in_words, judge
 from hemiola.lab.tasks.files import require
 
@@ -33,7 +33,7 @@ class Interrupted(Exception):
     """Somebody asked a claim to stop; what is finished is kept."""
 
 
-def check_data(claim: Claim, data: Path | None) -> None:
+def check_data(claim: PublishedClaim, data: Path | None) -> None:
     """Refuse to start a claim whose data are not there.
 
     Raises:
@@ -47,14 +47,14 @@ def check_data(claim: Claim, data: Path | None) -> None:
 
 
 def reproduce(
-    claim: Claim,
+    claim: PublishedClaim,
     out: Path,
     quick: bool = False,
     resume: bool = False,
     data: Path | None = None,
     jobs: int | None = None,
     display: Callable[[], Display] = Display.silent,
-) -> Outcome:
+) -> Finding:
     """Run a claim to its end and write its page.
 
     Args:
@@ -94,13 +94,15 @@ def reproduce(
     return outcome
 
 
-def measured(claim: Claim, folders: dict[str, Folder], quick: bool) -> Found:
+def measured(claim: PublishedClaim, folders: dict[str, Folder], quick: bool) -> Found:
     """The declared numbers of a claim, and the rows of its pictures."""
     numbers = {number.name: measure(number, folders[number.file]) for number in claim.measured(quick)}
     return Found(numbers, {panel.title: _rows(claim, panel, folders, numbers, quick) for panel in claim.panels})
 
 
-def _rows(claim: Claim, panel: Panel, folders: dict[str, Folder], numbers: dict[str, Measured], quick: bool) -> Rows:
+def _rows(
+    claim: PublishedClaim, panel: Picture, folders: dict[str, Folder], numbers: dict[str, Measured], quick: bool
+) -> Rows:
     if panel.file:
         return pictures.curve_rows(panel, folders[panel.file]) if panel.file in folders else []
     return [
@@ -117,7 +119,7 @@ def _rows(claim: Claim, panel: Panel, folders: dict[str, Folder], numbers: dict[
     ]
 
 
-def _call(claim: Claim, folder: ClaimFolder, data: Path | None) -> Found:
+def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None) -> Found:
     module = importlib.import_module(f"hemiola.lab.reproduce.{FUNCTIONS[claim.function]}")
     options = {**claim.options, **(claim.quick_options if folder.quick else {})}
     found: Found = getattr(module, claim.function)(Parts(folder.path / "parts"), data, **options)

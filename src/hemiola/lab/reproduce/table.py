@@ -121,7 +121,7 @@ class Check(_Table):
         return self.most if self.least is None else self.least
 
 
-class Panel(_Table):
+class Picture(_Table):
     """One picture of a claim, in the axes of the paper.
 
     Curves of an experiment's runs (``file``), the declared numbers that have a line (neither), or what a function
@@ -139,7 +139,7 @@ class Panel(_Table):
     log_y: bool = False
 
 
-class Claim(_Table):
+class PublishedClaim(_Table):
     """One claim.
 
     Attributes:
@@ -168,12 +168,12 @@ class Claim(_Table):
     quick_options: dict[str, Any] = Field(default_factory=dict)
     numbers: list[Number] = Field(default_factory=list, alias="number")
     checks: list[Check] = Field(alias="check")
-    panels: list[Panel] = Field(alias="picture")
+    panels: list[Picture] = Field(alias="picture")
     quick: str = ""
     remark: str = ""
 
     @model_validator(mode="after")
-    def _files_or_function(self) -> Claim:
+    def _files_or_function(self) -> PublishedClaim:
         if bool(self.files) == bool(self.function):
             raise ValueError(f"claim {self.name!r}: give either files or a function")
         return self
@@ -203,7 +203,7 @@ class Table(_Table):
 
     papers: dict[str, str]
     quick: dict[str, QuickFile]
-    claims: list[Claim] = Field(alias="claim")
+    claims: list[PublishedClaim] = Field(alias="claim")
 
 
 @cache
@@ -213,12 +213,12 @@ def table() -> Table:
         return Table.model_validate(tomllib.load(file))
 
 
-def claims() -> dict[str, Claim]:
+def claims() -> dict[str, PublishedClaim]:
     """Every claim by its name, in the table's order."""
     return {claim.name: claim for claim in table().claims}
 
 
-def claim_named(name: str) -> Claim:
+def claim_named(name: str) -> PublishedClaim:
     """The claim of this name.
 
     Raises:

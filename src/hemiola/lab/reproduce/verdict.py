@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hemiola.lab.reproduce.numbers import Measured
-from hemiola.lab.reproduce.table import Check, Claim
+from hemiola.lab.reproduce.table import Check, PublishedClaim
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Judged:
         return f"{self.check.number}: {shown(self.value)}, {asked} {shown(self.bound)} was asked"
 
 
-def judge(claim: Claim, numbers: Mapping[str, Measured], quick: bool) -> list[Judged]:
+def judge(claim: PublishedClaim, numbers: Mapping[str, Measured], quick: bool) -> list[Judged]:
     """Every check of this version."""
     missing = Measured(math.nan)
     return [
