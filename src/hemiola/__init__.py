@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hemiola.contracts import Work as Work
     from hemiola.errors import InputError as InputError
     from hemiola.errors import SamplerWarning as SamplerWarning
+    from hemiola.lab.advise.advice import Advice as Advice
+    from hemiola.lab.advise.race import advise as advise
     from hemiola.lab.api import train as train
     from hemiola.lab.compared import Results as Results
     from hemiola.lab.models import load_model as load_model
@@ -68,6 +70,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Adaptive": "hemiola.period",
     "Arrivals": "hemiola.contracts",
+    "Advice": "hemiola.lab.advise.advice",
     "Averager": "hemiola.loops.averager",
     "Averaging": "hemiola.contracts",
     "Batch": "hemiola.contracts",
@@ -110,6 +113,7 @@ _PUBLIC = {
     "Visit": "hemiola.contracts",
     "Work": "hemiola.contracts",
     "load_model": "hemiola.lab.models",
+    "advise": "hemiola.lab.advise.race",
     "load_task": "hemiola.lab.tasks",
     "predict": "hemiola.timing.predict",
     "simulate_timing": "hemiola.timing.simulate",

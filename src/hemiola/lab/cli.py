@@ -15,6 +15,7 @@ import typer
 
 from hemiola.errors import InputError
 from hemiola.lab import listings
+from hemiola.lab.advise import verbs as advisor
 from hemiola.lab.reproduce.command import reproduce_command
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ data_app = typer.Typer(help="Public data sets: list what is there, fetch what is
 app.add_typer(data_app, name="data")
 listings.register(app)
 app.command("reproduce")(reproduce_command)
+app.command()(advisor.measure)
+app.command()(advisor.advise)
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show whole tracebacks of what failed.")]

@@ -1,0 +1,168 @@
+"""``hemiola advise`` and ``hemiola measure``."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hemiola.errors import InputError
+
+if TYPE_CHECKING:
+    from hemiola.lab.advise.advice import Advice
+    from hemiola.lab.advise.measure import Measured
+
+TaskArgument = Annotated[str, typer.Argument(help="A task's name, or module:function of your own.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Examples per worker per step.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
+
+
+def measure(
+    task: TaskArgument,
+    out: Annotated[Path, typer.Option("--out", help="File for what was measured (JSON).")] = Path("measured.json"),
+    batch: BatchOption = None,
+    data: DataOption = None,
+) -> None:
+    """Time training steps here; under torchrun, on every rank, with bandwidth and latency between them."""
+    from hemiola.lab.advise.measure import measure as measured_here
+    from hemiola.lab.advise.measure import write_measured
+
+    found = measured_here(_load(task, data), batch)
+    if found is None:
+        return
+    write_measured(out, found)
+    typer.echo(f"{_summary(found)}; written to {out}")
+
+
+def advise(
+    task: TaskArgument,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Of the cluster; 8 otherwise.")] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", help="Seconds of a step: a law, or trace(FILE) of a real run.")
+    ] = None,
+    bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Of the link, as in '1 Gbit/s'.")] = None,
+    latency: Annotated[str, typer.Option("--latency", help="Of the link.")] = "50 us",
+    measured: Annotated[
+        Path | None, typer.Option("--measured", help="What `hemiola measure` wrote, instead of the options above.")
+    ] = None,
+    here: Annotated[bool, typer.Option("--measure", help="Time steps of the task on this machine.")] = False,
+    batch: BatchOption = None,
+    target: Annotated[float | None, typer.Option("--target", help="Training loss to reach.")] = None,
+    epochs: Annotated[float, typer.Option("--epochs", help="Ordinary epochs that set the target otherwise.")] = 10.0,
+    minutes: Annotated[float, typer.Option("--minutes", help="Wall time to spend at most.")] = 2.0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes side by side.")] = 2,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Experiment file that checks the advice with new seeds.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    data: DataOption = None,
+) -> None:
+    """Race orders, periods and paces on the task, under a virtual clock, and say which to use."""
+    from hemiola.lab.advise.measure import Measured, read_measured, time_steps
+    from hemiola.lab.advise.race import advise as race
+
+    with tempfile.TemporaryDirectory() as folder:
+        facts: Measured | None = read_measured(measured) if measured is not None else None
+        if here:
+            loaded = _load(task, data)
+            facts = Measured([time_steps(loaded, batch or loaded.batch)])
+        if facts is not None and delay is not None:
+            raise InputError("--delay says what a step takes; --measured and --measure do, too: give one of them")
+        trace = Path(folder) / "steps.csv" if write is None else write.absolute().with_suffix(".steps.csv")
+        if facts is not None:
+            facts.write_trace(trace)
+            delay = f"trace({trace})"
+            workers = workers or (len(facts.step_seconds) if len(facts.step_seconds) > 1 else None)
+        link = {"bandwidth": bandwidth, "latency": latency} if bandwidth else (facts.link if facts else None)
+        if not as_json and delay is None:
+            typer.echo("No step times were given: every step is taken to last one second.")
+        found = race(
+            task,
+            workers or 8,
+            delay or "constant(1)",
+            link,
+            batch=batch,
+            target=target,
+            epochs=epochs,
+            minutes=minutes,
+            jobs=jobs,
+            data=data,
+            say=None if as_json else lambda line: typer.echo(f"  {line}"),
+        )
+    if as_json:
+        typer.echo(json.dumps(_plain(found.record()), indent=2, allow_nan=False))
+    else:
+        _show(found)
+    if write is not None:
+        told = f"trace({trace.name})" if facts is not None else delay or "constant(1)"
+        _write(write, found, task, told, link, batch, epochs)
+
+
+def _load(task: str, data: Path | None) -> Any:
+    from hemiola.lab.tasks import load_task
+
+    return load_task(task, {}, data, Path())
+
+
+def _summary(found: Measured) -> str:
+    steps = [sum(times) / len(times) for times in found.step_seconds]
+    said = f"{len(steps)} worker{'s' if len(steps) > 1 else ''}, mean step {min(steps):.3g} to {max(steps):.3g} s"
+    return said if found.link is None else f"{said}, {found.link['bandwidth']}, {found.link['latency']}"
+
+
+def _show(found: Advice) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Cluster seconds to a training loss of {found.target:.4g}", title_justify="left")
+    for column in ("candidate", "lr", "seconds", "epochs", "MB a worker", "times sooner"):
+        table.add_column(column, justify="left" if column == "candidate" else "right", overflow="fold")
+    for each in found.candidates:
+        sooner = (
+            "" if each.speedup is None else f"{each.speedup.mean:.2f} ({each.speedup.low:.2f}-{each.speedup.high:.2f})"
+        )
+        numbers = [f"{x:.3g}" if math.isfinite(x) else "–" for x in (each.seconds, each.epochs, each.megabytes)]
+        table.add_row(each.name, f"{each.lr:g}", *numbers, sooner)
+    Console().print(table)
+    for line in found.lines():
+        typer.echo(line)
+    typer.echo("\nIn your own loop:")
+    for line in found.code():
+        typer.echo(f"    {line}")
+
+
+def _write(
+    path: Path, found: Advice, task: str, delay: str, link: dict[str, str] | None, batch: int | None, epochs: float
+) -> None:
+    from hemiola.files import write_whole
+    from hemiola.lab.toml import toml_text
+
+    cluster: dict[str, Any] = {"name": "simulated", "delay": delay}
+    if link is not None:
+        cluster["link"] = link
+    given = {
+        "title": f"Does the advice hold? {found.task}, {found.workers} workers",
+        "task": task,
+        "workers": found.workers,
+        **({} if batch is None else {"batch": batch}),
+        "stop": {"epochs": epochs},
+        "cluster": cluster,
+        **found.experiment(),
+    }
+    write_whole(path, toml_text(given))
+    typer.echo(f"\nThis checks it: hemiola run {path} --out advice")
+
+
+def _plain(found: Any) -> Any:
+    """Without numbers that JSON does not have."""
+    if isinstance(found, float) and not math.isfinite(found):
+        return None
+    if isinstance(found, dict):
+        return {key: _plain(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_plain(value) for value in found]
+    return found
