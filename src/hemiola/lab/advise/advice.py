@@ -85,12 +85,11 @@ class Advice:
             )
             return found
         best, speedup = self.best, self.best.speedup
-        times = (
-            "" if speedup is None else f", {speedup.mean:.3g} times sooner ({speedup.low:.3g} to {speedup.high:.3g})"
-        )
+        assert speedup is not None
         found.append(
-            f"Use {best.name!r} with lr {best.lr:g}: a training loss of {self.target:.4g} after {best.seconds:.4g} cluster "
-            f"seconds instead of {self.ordinary.seconds:.4g}{times}, with {best.megabytes:.3g} MB a worker instead of "
+            f"Use {best.name!r} with lr {best.lr:g}: a training loss of {self.target:.4g} after {best.seconds:.4g} "
+            f"cluster seconds instead of {self.ordinary.seconds:.4g}, {speedup.mean:.3g} times sooner "
+            f"({speedup.low:.3g} to {speedup.high:.3g}), with {best.megabytes:.3g} MB a worker instead of "
             f"{self.ordinary.megabytes:.3g}."
         )
         found.append(

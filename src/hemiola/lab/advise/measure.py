@@ -72,7 +72,7 @@ def time_steps(task: Task, batch: int, steps: int = STEPS) -> list[float]:
         inputs, targets = task.train.batch(random.integers(len(task.train), size=batch))
         began = time.perf_counter()
         optimizer.zero_grad()
-        task.losses(model(inputs), targets).mean().backward()
+        task.losses(model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         found.append(time.perf_counter() - began)
     return found[WARM_UP:]

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from hemiola import __version__
 from hemiola.errors import InputError
+from hemiola.files import write_whole
 from hemiola.lab.reproduce.numbers import Measured
 from hemiola.lab.reproduce.table import PublishedClaim
-from hemiola.lab.store import replacing
 
 State = Literal["not run", "running", "stopped", "reproduced", "not reproduced"]
 
@@ -138,8 +138,7 @@ class ClaimFolder:
 
     def write(self, name: str, text: str) -> None:
         """Write a text file, all or nothing."""
-        with replacing(self.path / name) as file:
-            file.write(text.encode())
+        write_whole(self.path / name, text)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -150,8 +149,7 @@ class ClaimFolder:
         finally:
             path = self.root / "runs" / f"{part}.seconds"
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write(f"{self.seconds(part) + time.monotonic() - began:.1f}\n".encode())
+            write_whole(path, f"{self.seconds(part) + time.monotonic() - began:.1f}\n")
 
     def seconds(self, part: str) -> float:
         """What a part has taken, all sessions together."""

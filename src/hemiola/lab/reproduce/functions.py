@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hemiola.files import write_whole
 from hemiola.lab.reproduce.numbers import Measured, fit_slope
-from hemiola.lab.store import replacing
 from hemiola.order.herding import simulate_herding
 from hemiola.pace import PACES
 from hemiola.timing.delays import parse_delay
@@ -56,8 +56,7 @@ class Parts:
             pass
         found = compute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(found).encode())
+        write_whole(path, json.dumps(found))
         return found
 
 

@@ -132,5 +132,5 @@ def _run(file: str, folder: ClaimFolder, data: Path | None, jobs: int | None, di
     if outcome.interrupted:
         raise Interrupted(f"{file}: {outcome.finished} of {outcome.total} parts finished")
     if outcome.failed:
-        cell, why = outcome.failed[0]
-        raise RuntimeError(f"{file}: {cell.run!r}, seed {cell.seed}, failed: {why}")
+        first = outcome.failed[0]
+        raise RuntimeError(f"{file}: {first.cell.run!r}, seed {first.cell.seed}, failed: {first.why}")
