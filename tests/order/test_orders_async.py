@@ -156,7 +156,7 @@ def test_a_stint_of_a_whole_epoch_gives_orders_one_epoch_late():
 def test_workers_in_the_same_epoch_share_a_sum_however_far_others_are():
     """Worker 1 starts epoch 0 when worker 0 is through with epoch 1: its signs are against what epoch 0 left behind."""
     rows = [np.random.default_rng(worker).standard_normal((8, 4)) for worker in range(2)]
-    order = make("cd-grab", [8, 8], True)  # in lockstep nothing leans
+    order = make("cd-grab", [8, 8], True)  # in lockstep nothing is blended
     orders = [order.sequence(worker, 0) for worker in range(2)]
     visit(order, 0, 0, orders[0], rows[0])
     visit(order, 0, 1, order.sequence(0, 1), rows[0])
@@ -181,28 +181,59 @@ def test_sums_are_forgotten_when_everyone_is_past_them():
         for worker in range(2):
             units = order.sequence(worker, epoch)
             visit(order, worker, epoch, units, np.random.default_rng(epoch).standard_normal((4, 3)))
-    assert len(order.state_dict()["sums"]) <= 2
-    assert order.state_dict()["monitor"]["traces"] == []
+    assert len({epoch for epoch, _ in order.state_dict()["sums"]}) <= 2
+    assert order.state_dict()["monitor"]["traces"] == {}
 
 
-def leans(lockstep, local_steps, positions):
-    """The leans of cd-grab's pairs after two workers used the first ``positions`` units of their epoch in turns."""
-    order = make("cd-grab", [100, 100], lockstep)
-    sequences = [order.sequence(worker, 0) for worker in range(2)]
-    rows = np.random.default_rng(0).standard_normal((100, 3))
-    found = []
-    for worker, position in positions:
-        units = sequences[worker][position : position + 2]
-        order.observe([Visit(worker, 0, units, torch.from_numpy(rows[units]), local_steps)])
-        found.append(order.state_dict()["buffer"]["arrivals"][-1][-1])
-    return found
+def blended_loop(sequence, rows, visits, lockstep, local_steps):
+    """CD-GraB for two workers with 60 units each, blended by how many units they are apart beyond a stint of theirs."""
+    shared, own, used = np.zeros(3), np.zeros((2, 3)), [0, 0]
+    blends, following = [], np.empty((2, 60), int)
+    for worker, t in visits:
+        used[worker] += 2
+        drift = abs(used[0] - used[1]) - 2 * local_steps
+        blend = max(0.5 if local_steps > 8 else 0.0, 0.0 if lockstep else min(1.0, drift / 16))
+        front, back = sequence[worker][t : t + 2]
+        c = rows[worker][front] - rows[worker][back]
+        plus = ((1 - blend) * shared + blend * own[worker]) @ c <= 0
+        shared += c if plus else -c
+        own[worker] += c if plus else -c
+        following[worker, [t // 2, 59 - t // 2]] = (front, back) if plus else (back, front)
+        blends.append(blend)
+    return following.tolist(), blends
 
 
-def test_cd_grab_leans_as_workers_drift_apart():
-    in_step = [(worker, t) for t in range(0, 20, 2) for worker in (0, 1)]
-    assert leans(True, 1, in_step) == leans(False, 1, in_step) == [0.0] * 20
-    assert leans(True, 9, in_step) == [0.5] * 20
-    alone = leans(False, 1, [(0, t) for t in range(0, 60, 2)])
-    assert alone == sorted(alone)
-    assert alone[0] == 0
-    assert alone[-1] == 1
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("local_steps", [1, 9])
+@pytest.mark.parametrize("seed", range(5))
+def test_cd_grab_blends_sums_as_workers_drift_apart(lockstep, local_steps, seed):
+    """The second worker starts late, lags by up to 24 units and catches up in the end."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((2, 60, 3))
+    visits = [(0, t) for t in range(0, 24, 2)]
+    for t in range(0, 36, 2):
+        visits += [(1, t), (0, t + 24)]
+    visits += [(1, t) for t in range(36, 60, 2)]
+    order = make("cd-grab", [60, 60], lockstep)
+    sequence = [order.sequence(worker, 0) for worker in range(2)]
+    for worker, t in visits:
+        units = sequence[worker][t : t + 2]
+        order.observe([Visit(worker, 0, units, torch.from_numpy(rows[worker][units]), local_steps)])
+    expected, blends = blended_loop(sequence, rows, visits, lockstep, local_steps)
+    assert [order.sequence(worker, 1).tolist() for worker in range(2)] == expected
+    if not lockstep and local_steps == 1:
+        assert 0.0 in blends
+        assert 1.0 in blends
+
+
+def test_workers_in_step_are_not_blended_whether_or_not_they_were_promised_to_be():
+    rows = np.random.default_rng(0).standard_normal((2, 60, 3))
+    orders = []
+    for lockstep in (True, False):
+        order = make("cd-grab", [60, 60], lockstep)
+        sequence = [order.sequence(worker, 0) for worker in range(2)]
+        for t in range(0, 60, 2):
+            for worker in (0, 1):
+                visit(order, worker, 0, sequence[worker][t : t + 2], rows[worker])
+        orders.append([order.sequence(worker, 1).tolist() for worker in range(2)])
+    assert orders[0] == orders[1]

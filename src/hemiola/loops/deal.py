@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hemiola.errors import InputError
-from hemiola.order.orders import redeal
+from hemiola.order import redeal
 from hemiola.streams import stream
 
 

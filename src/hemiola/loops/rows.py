@@ -26,7 +26,6 @@ from hemiola.contracts import Order, State, Visit
 
 BLOCK = 128  # units exchanged at a time, fewer where they are long
 NUMBERS = 1 << 22  # the most numbers of a block
-ALONE = 64  # units shown to the policy at a time where there is one rank
 GAP = -1  # instead of a unit's number where a block has no row
 
 
@@ -73,9 +72,8 @@ class Exchange:
     def put(self, units: np.ndarray, rows: Tensor) -> None:
         """Take rows of this rank's units, in the order they were visited; no unit comes twice in an epoch."""
         if self._group is None:
-            for at in range(0, len(units), ALONE):
-                part = slice(at, at + ALONE)
-                self._policy.observe([Visit(0, self._epoch, units[part], rows[part], 1)])
+            if len(units):
+                self._policy.observe([Visit(0, self._epoch, units, rows, 1)])
             return
         stop = self._filled + len(units)
         if stop > len(self._rows):
@@ -155,20 +153,17 @@ class Exchange:
             self._observe(*self._flying.popleft())
 
     def _observe(self, works: list[Any], rows: Tensor, visited: Tensor) -> None:
-        """Show a block to the policy pair by pair, worker by worker: the loop of the CD-GraB paper."""
+        """Show a block of every rank to the policy."""
         for work in works:
             work.wait()
         if not self._sliced:
             visited = rows[..., self._width :].contiguous().view(torch.int64).squeeze(-1)
             rows = rows[..., : self._width]
         units, visits = visited.numpy(), []
-        for at in range(0, self._size, 2):
-            for worker in range(self._ranks):
-                part = slice(at, at + 2)
-                here = units[worker, part]
-                count = int(np.count_nonzero(here != GAP))  # gaps come last
-                if count:
-                    visits.append(Visit(worker, self._epoch, here[:count], rows[worker, part][:count], 1))
+        for worker in range(self._ranks):
+            count = int(np.count_nonzero(units[worker] != GAP))  # gaps come last
+            if count:
+                visits.append(Visit(worker, self._epoch, units[worker, :count], rows[worker, :count], 1))
         self._policy.observe(visits)
 
     def _total(self, products: np.ndarray) -> np.ndarray:

@@ -4,7 +4,10 @@ The sampler for one's own loop is in `hemiola.loops.sampler`, the sources of uni
 `hemiola.gradients.units`; neither is imported from here, so that the policies stay light.
 """
 
-from hemiola.order.orders import CDGraB, GraB, IDGraB, IDPairGraB, InOrder, RandomReshuffling, ShuffleOnce, redeal
+from hemiola.order.balanced import redeal
+from hemiola.order.cdgrab import CDGraB, IDPairGraB
+from hemiola.order.fixed import InOrder, RandomReshuffling, ShuffleOnce
+from hemiola.order.grab import GraB, IDGraB
 
 ORDERS: dict[str, type] = {
     "rr": RandomReshuffling,

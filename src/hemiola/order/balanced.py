@@ -1,19 +1,19 @@
-"""What every balanced order shares: matching reports to units, balancing in blocks, one order after the other.
+"""What mean balance (``grab.py``) and pair balance (``cdgrab.py``) share: one order after the other, and the state.
 
-Nothing is decided while an epoch runs, so ``observe`` only notes the units in their worker's `Book` and copies their
-rows into a buffer. When the buffer is full, or a worker wants its next order, the rows in it are balanced in the order
-they arrived, against the sums of their epoch number (``balance.py``), and the signs go into the books.
-
-An epoch may end with reports still under way. Then the next order is made from what is known, the units without a
-sign keep their sequence around the meeting point (`Book.next_order`), and what arrives later is ignored. If less than
-half of the epoch is known, because a stint is about as long as an epoch, the newest older epoch that is known well
-enough takes its place: an order that is one epoch late is worth nearly as much, a half-random one is not.
+A worker's `Pass` over its units stays open while rows may still come for it. When the worker enters its next epoch the
+next order is made from the signs that are known; units without a sign keep their sequence in the middle, and what comes
+later is ignored. If less than half of the pass is known by then, because a stint is about as long as an epoch, the
+newest older pass that is known well enough takes its place and the pass stays open: an order that is one epoch late is
+worth nearly as much, a half-random one is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,47 +21,50 @@ import torch
 from hemiola.contracts import Order, State, Visit
 from hemiola.errors import InputError
 from hemiola.gradients.sketch import default_sketch, parse_sketch
-from hemiola.order.balance import Sums, balance
-from hemiola.order.book import Book
-from hemiola.order.buffer import Buffer, Items
-from hemiola.order.monitor import Monitor
+from hemiola.order.fixed import VERSION, check_begin
+from hemiola.order.herding import Monitor
+from hemiola.order.sliced import Item, blocks
+from hemiola.state import own_state
 from hemiola.streams import stream
 
-VERSION = 2
-OPEN_BOOKS = 4  # per worker; more are open only while nothing at all is reported for several epochs
+PLUS, MINUS, SKIPPED = 1, 2, 3  # signs; 0 is one that is not known
+OPEN_PASSES = 4  # per worker; more are open only while nothing at all is reported for several epochs
+HALF = {torch.float16, torch.bfloat16}
+WALK_SCALE = 1.0  # smaller is closer to deterministic; 30 leaves prefix sums four times as long (herding simulation)
 
 
-def check_begin(sizes: Sequence[int]) -> list[int]:
-    """Validated shard sizes."""
-    if len(sizes) == 0:
-        raise InputError("an order needs at least 1 worker, got none")
-    for worker, size in enumerate(sizes):
-        if size < 1:
-            raise InputError(f"every worker needs at least 1 unit, worker {worker} has {size}")
-    return [int(size) for size in sizes]
+@dataclass(slots=True)
+class Pass:
+    """One worker's pass over its units.
 
+    Attributes:
+        worker: Whose.
+        epoch: Its number.
+        order: Units by place.
+        signs: Of each place; in pair balance of each pair of places (2i, 2i + 1).
+        coins: For probabilistic signs one number in [0, 1) for each sign, else None.
+        place: Place of each unit.
+        waiting: Rows whose pair is not complete, by place.
+        s: The sum that its vectors are balanced against, an array or a `sliced.Sum`; None before the first has come.
+        own: The sum of this worker alone, where that is another one and is kept.
+    """
 
-def check_state(state: State, kind: str, facts: State) -> None:
-    """Refuse the state of another kind of policy, another version, or other facts of the run."""
-    if state.get("kind") != kind:
-        raise InputError(f"this is the state of {state.get('kind')!r}, it cannot be loaded into the order {kind!r}")
-    if state.get("version") != VERSION:
-        raise InputError(f"the state of {kind!r} has version {state.get('version')!r}, this hemiola reads {VERSION}")
-    for name, value in facts.items():
-        if state.get(name) != value:
-            raise InputError(
-                f"the state of {kind!r} was saved with {name} = {state.get(name)!r}, this run has {value!r}"
-            )
+    worker: int
+    epoch: int
+    order: np.ndarray
+    signs: bytearray
+    coins: np.ndarray | None
+    place: array[int] = field(init=False)
+    waiting: dict[int, np.ndarray] = field(default_factory=dict)
+    s: Any = None
+    own: Any = None
 
-
-def as_rows(sketches: torch.Tensor) -> np.ndarray:
-    """(units, k) on the CPU, in float64 if that is what they came in, else in float32."""
-    dtype = torch.float64 if sketches.dtype == torch.float64 else torch.float32
-    return sketches.detach().to("cpu", dtype).numpy()
+    def __post_init__(self) -> None:
+        self.place = array("q", np.argsort(self.order).astype(np.int64).tobytes())  # faster to read one by one
 
 
 class Balanced(Order):
-    """Base of the balanced orders; see ``orders.py`` for the policies.
+    """Base of the balanced orders.
 
     Args:
         unit: Examples per unit.
@@ -69,13 +72,10 @@ class Balanced(Order):
             cheap one, see `default_sketch`.
         every: Balance every n-th epoch and keep the order in between.
         reverse: Balance on even epochs only, and run the new order backwards on the odd epoch that follows.
-        signs: Deterministic signs, or the self-balancing walk.
+        signs: Deterministic signs, or the self-balancing walk (Alweiss, Liu, Sawhney, STOC 2021).
     """
 
     slices = True
-    paired: ClassVar[bool]
-    shares: ClassVar[bool]
-    """Whether workers balance against one shared sum."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class Balanced(Order):
 
     def begin(self, sizes: Sequence[int], seed: int, lockstep: bool) -> None:
         self._sizes, self._seed, self._lockstep = check_begin(sizes), seed, lockstep
-        workers = range(len(self._sizes))
-        self._orders = [stream("order", seed, 0, worker).permutation(self._sizes[worker]) for worker in workers]
-        self._epochs = [-1 for _ in workers]
-        self._books: list[list[Book]] = [[] for _ in workers]
-        self._sums: dict[int, Sums] = {}
-        self._buffer = Buffer(len(self._sizes), self.paired)
-        self._monitor = Monitor(len(self._sizes), seed)
+        self._orders = [stream("order", seed, 0, j).permutation(n) for j, n in enumerate(self._sizes)]
+        self._epochs = [-1 for _ in self._sizes]
+        self._passes: dict[tuple[int, int], Pass] = {}  # by worker and epoch
+        self._sums: dict[tuple[int, int], np.ndarray] = {}  # by epoch and, where it is one worker's own sum, worker
+        self._squares: dict[int, tuple[float, int]] = {}  # by epoch, sum of ||c||^2 and how many: the walk's scale
+        self._monitor = Monitor(sum(self._sizes), seed)
+        self._width: int | None = None
         self._skipped = 0
 
     def adopt(self, epoch: int, orders: Sequence[np.ndarray]) -> None:
@@ -133,120 +133,95 @@ class Balanced(Order):
 
     def _advance(self, worker: int) -> None:
         """Let the worker enter its next epoch."""
-        self._flush()
-        books = self._books[worker]
-        known = [book for book in books if 2 * book.count >= book.size]
+        mine = [this for this in self._passes.values() if this.worker == worker]
+        known = [this for this in mine if 2 * self._heard(this) >= len(this.order)]
+        closed = mine[: mine.index(known[-1]) + 1] if known else mine[:-OPEN_PASSES]
         if known:
-            self._orders[worker] = known[-1].next_order(self._orders[worker])
-            self._settled(worker, known[-1])
-            books[:] = [book for book in books if book.epoch > known[-1].epoch]
+            self._orders[worker] = self._end(known[-1])
+        for this in closed:
+            del self._passes[worker, this.epoch]
         self._epochs[worker] += 1
-        epoch = self._epochs[worker]
-        if self.wants(worker, epoch):
-            books.append(Book(epoch, self._sizes[worker], self.paired))
-            del books[:-OPEN_BOOKS]
-        self._forget()
+        if self.wants(worker, self._epochs[worker]):
+            self._open(worker, self._epochs[worker], self._orders[worker])
+        live = {epoch for _, epoch in self._passes}
+        for epoch in {e for e, _ in self._sums if e not in live and e <= min(self._epochs)}:
+            self._forget(epoch)
 
-    def _settled(self, worker: int, book: Book) -> None:
-        """The worker's next order was made from this book."""
+    def _open(self, worker: int, epoch: int, order: np.ndarray) -> Pass:
+        count = self._sign_count(len(order))
+        coins = None if self.signs == "deterministic" else stream("signs", self._seed, epoch, worker).random(count)
+        this = self._passes[worker, epoch] = Pass(worker, epoch, order, bytearray(count), coins)
+        return this
 
-    def _forget(self) -> None:
-        """Drop the sums of epochs that no worker is in or before."""
-        live = {book.epoch for books in self._books for book in books}
-        for epoch in [e for e in self._sums if e not in live and e <= min(self._epochs)]:
-            del self._sums[epoch]
-            self._monitor.finish(epoch, self.total)
+    def _forget(self, epoch: int) -> None:
+        """No worker is in this epoch or before it."""
+        self._sums = {key: s for key, s in self._sums.items() if key[0] != epoch}
+        self._squares.pop(epoch, None)
+        self._monitor.finish(epoch, self.total)
+
+    def _heard(self, this: Pass) -> int:
+        """How many rows of a pass have come."""
+        raise NotImplementedError
+
+    def _sign_count(self, units: int) -> int:
+        """How many signs a pass over so many units has."""
+        raise NotImplementedError
+
+    def _end(self, this: Pass) -> np.ndarray:
+        """End a pass and return the order that follows from it: a permutation, whatever is known of it."""
+        raise NotImplementedError
 
     # -------------------------------------------------------------------------------------------- what was used
 
-    def observe(self, visits: Sequence[Visit]) -> None:
+    def _arrived(self, visits: Sequence[Visit]) -> Iterator[tuple[Visit, Pass, list[int], np.ndarray]]:
+        """The visits to open passes, with the places and the rows of their units."""
+        arrived = []
         for visit in visits:
-            self._observe(visit)
+            if not self._lockstep:
+                self._note(visit)
+            this, sketches = self._passes.get((visit.worker, visit.epoch)), visit.sketches
+            if this is None or sketches is None:
+                continue
+            rows, place = as_rows(sketches), this.place
+            if rows.shape[1] != self._width:
+                self._check_width(rows.shape[1])
+            arrived.append((visit.epoch, visit.worker, rows))
+            yield visit, this, [place[unit] for unit in visit.units.tolist()], rows
+        self._monitor.add(arrived, self.total)
 
-    def _observe(self, visit: Visit) -> None:
-        lean = self._lean(visit)
-        book = self._book(visit.worker, visit.epoch)
-        if visit.sketches is None or book is None:
-            return
-        step, number = book.steps, book.count
-        fresh = book.add(np.asarray(visit.units))
-        rows = as_rows(visit.sketches)
-        rows = rows if fresh is None else rows[fresh]
-        self._buffer.prepare(rows.shape[1], rows.dtype)
-        while len(rows) > (space := self._buffer.space):
-            self._buffer.add(rows[:space], visit.epoch, visit.worker, step, number, lean)
-            self._flush()
-            rows, number = rows[space:], number + space
-        self._buffer.add(rows, visit.epoch, visit.worker, step, number, lean)
-        if book.count == book.size and self._complete(book.epoch):
-            self._flush()
-            self._monitor.finish(book.epoch, self.total)
+    def _note(self, visit: Visit) -> None:
+        """Off lockstep: a worker reports, whether or not its rows are of use."""
 
-    def _lean(self, visit: Visit) -> float:
-        """How far signs lean from the shared sum to the worker's own; called for every visit."""
-        return 0.0 if self.shares else 1.0
+    def _check_width(self, width: int) -> None:
+        if self._width is not None:
+            raise InputError(f"sketches had {self._width} numbers so far, now {width}; they must not change in a run")
+        self._width = width
 
-    def _book(self, worker: int, epoch: int) -> Book | None:
-        for book in self._books[worker]:
-            if book.epoch == epoch:
-                return book
-        return None
+    def _sum(self, epoch: int, worker: int, rows: np.ndarray) -> np.ndarray:
+        """The sum of this epoch and worker, zero before its first vector."""
+        return self._sums.setdefault((epoch, worker), np.zeros(rows.shape[1], rows.dtype))
 
-    def _open_book(self, worker: int, epoch: int) -> Book:
-        book = self._book(worker, epoch)
-        assert book is not None, "rows are balanced before their book is closed"
-        return book
+    def _blocks(self, items: list[Item]) -> Iterable[list[Item]]:
+        """What is to be signed; in several blocks, and known by inner products, only where rows come in slices."""
+        return [items] if self.total is None else blocks(items, self.total)
 
-    def _complete(self, epoch: int) -> bool:
-        books = [self._book(worker, epoch) for worker in range(len(self._sizes))]
-        return all(book is not None and book.count == book.size for book in books)
+    def _threshold(self, this: Pass, i: int, c: Any) -> float:
+        """What <s, c> is compared with, in place of 0, for probabilistic signs.
 
-    # ---------------------------------------------------------------------------------------------- balancing
-
-    def _flush(self) -> None:
-        """Balance what is in the buffer and write the signs into the books."""
-        if not self._buffer.has_news:
-            return
-        buffer, contents = self._buffer, self._buffer.contents()
-        for epoch, rows, where in buffer.new_rows(contents):
-            self._monitor.add(epoch, rows, contents.worker[where], contents.step[where])
-        for epoch, items in contents.items():
-            self._balance(epoch, items)
-        buffer.clear(contents, {(book.epoch, worker) for worker, books in enumerate(self._books) for book in books})
-
-    def _balance(self, epoch: int, items: Items) -> None:
-        vectors = self._vectors(epoch, items)
-        if epoch not in self._sums:
-            self._sums[epoch] = Sums(np.zeros(vectors.shape[1], vectors.dtype) if self.shares else None)
-        workers, numbers = items.worker.tolist(), items.number.tolist()
-        books = {worker: self._open_book(worker, epoch) for worker in set(workers)}
-        coins = None
-        if self.signs == "probabilistic":
-            flips = {
-                worker: stream("signs", self._seed, epoch, worker).random(len(book.signs))
-                for worker, book in books.items()
-            }
-            coins = np.array([flips[worker][number] for worker, number in zip(workers, numbers, strict=True)])
-        signs = balance(self._sums[epoch], vectors, items.worker, items.lean, coins, self.total)
-        if len(books) == 1:
-            books[workers[0]].signs[items.number] = signs
-        else:
-            for worker, number, sign in zip(workers, numbers, signs.tolist(), strict=True):
-                books[worker].signs[number] = sign
-        self._skipped += int((signs == 0).sum())
-
-    def _vectors(self, epoch: int, items: Items) -> np.ndarray:
-        """What is signed: in pair balance the difference of each pair."""
-        rows = self._buffer.rows
-        differences: np.ndarray = rows[items.first]
-        differences -= rows[items.second]
-        return differences
+        +1 has probability 1/2 - <s, c> / (2 c0). With a coin u uniform in [0, 1) that is <s, c> <= c0 (1 - 2u). c0 is
+        `WALK_SCALE` times the mean of ||c||^2 so far, so that it follows the scale of the gradients.
+        """
+        assert this.coins is not None
+        squares, count = self._squares.get(this.epoch, (0.0, 0))
+        square = float(c.dot(c))
+        if math.isfinite(square):
+            squares, count = self._squares[this.epoch] = squares + square, count + 1
+        return WALK_SCALE * squares / max(count, 1) * (1 - 2 * float(this.coins[i]))
 
     # ------------------------------------------------------------------------------------------ log and state
 
     def telemetry(self) -> State:
-        herding = {} if self._monitor.herding is None else {"herding": self._monitor.herding}
-        return {**herding, "skipped": self._skipped}
+        return {**self._monitor.telemetry(), "skipped": self._skipped}
 
     def state_dict(self) -> State:
         return {
@@ -255,41 +230,64 @@ class Balanced(Order):
             **self._facts(),
             "orders": [torch.from_numpy(order.copy()) for order in self._orders],
             "epochs": list(self._epochs),
-            "books": [[book.state_dict() for book in books] for books in self._books],
-            "sums": [_sums_state(epoch, sums) for epoch, sums in self._sums.items()],
-            "buffer": self._buffer.state_dict(),
+            "passes": [
+                {
+                    "worker": this.worker,
+                    "epoch": this.epoch,
+                    "order": torch.from_numpy(this.order.copy()),
+                    "signs": torch.tensor(list(this.signs), dtype=torch.uint8),
+                    "waiting": {place: torch.from_numpy(row.copy()) for place, row in this.waiting.items()},
+                }
+                for this in self._passes.values()
+            ],
+            "sums": {key: torch.from_numpy(s.copy()) for key, s in self._sums.items()},
+            "squares": dict(self._squares),
             "monitor": self._monitor.state_dict(),
+            "width": self._width,
             "skipped": self._skipped,
         }
 
     def load_state_dict(self, state: State) -> None:
-        check_state(state, self.kind, self._facts())
+        own_state(state, self.kind, VERSION, self._facts())
         self._orders = [order.numpy().copy() for order in state["orders"]]
-        self._epochs = [int(epoch) for epoch in state["epochs"]]
-        self._books = [
-            [Book.from_state(book, size, self.paired) for book in books]
-            for books, size in zip(state["books"], self._sizes, strict=True)
-        ]
-        self._sums = {int(saved["epoch"]): _sums_from(saved) for saved in state["sums"]}
-        self._buffer.load_state_dict(state["buffer"])
+        self._epochs = list(state["epochs"])
+        self._passes = {}
+        for saved in state["passes"]:
+            this = self._open(saved["worker"], saved["epoch"], saved["order"].numpy().copy())
+            this.signs[:] = saved["signs"].numpy().tobytes()
+            this.waiting = {place: row.numpy().copy() for place, row in saved["waiting"].items()}
+        self._sums = {key: s.numpy().copy() for key, s in state["sums"].items()}
+        self._squares = dict(state["squares"])
         self._monitor.load_state_dict(state["monitor"])
-        self._skipped = int(state["skipped"])
+        self._width, self._skipped = state["width"], state["skipped"]
 
     def _facts(self) -> State:
         return {"seed": self._seed, "sizes": self._sizes, "unit": self.unit, "sketch": self.sketch}
 
 
-def _sums_state(epoch: int, sums: Sums) -> State:
-    return {
-        "epoch": epoch,
-        "shared": None if sums.shared is None else torch.from_numpy(sums.shared.copy()),
-        "own": [[worker, torch.from_numpy(own.copy())] for worker, own in sums.own.items()],
-        "squares": sums.squares,
-        "count": sums.count,
-    }
+def as_rows(sketches: torch.Tensor) -> np.ndarray:
+    """(units, k) on the CPU, in float64 if that is what they came in, else in float32."""
+    if sketches.dtype in HALF:
+        sketches = sketches.float()
+    return sketches.numpy(force=True)
 
 
-def _sums_from(state: State) -> Sums:
-    shared = None if state["shared"] is None else state["shared"].numpy().copy()
-    own = {int(worker): own.numpy().copy() for worker, own in state["own"]}
-    return Sums(shared, own, float(state["squares"]), int(state["count"]))
+def redeal(orders: Sequence[np.ndarray], workers: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Deal units again to another number of workers, each keeping about its place in the epoch.
+
+    Args:
+        orders: For every old worker, its global unit numbers in the order it would visit them next.
+        workers: The new number.
+
+    Returns:
+        For every new worker its shard (sorted global unit numbers) and its order (places within that shard).
+    """
+    everyone = sum(len(order) for order in orders)
+    if not 1 <= workers <= everyone:
+        raise InputError(f"{everyone} units can be dealt to 1 to {everyone} workers, got {workers}")
+    # Interleave by relative position, then deal like cards: neighbours in time go to different workers.
+    places = np.concatenate([(np.arange(len(order)) + 0.5) / max(len(order), 1) for order in orders])
+    deck = np.concatenate(orders)[np.argsort(places, kind="stable")]
+    hands = [deck[worker::workers] for worker in range(workers)]
+    shards = [np.sort(hand) for hand in hands]
+    return shards, [np.searchsorted(shard, hand) for shard, hand in zip(shards, hands, strict=True)]

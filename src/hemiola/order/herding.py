@@ -1,54 +1,253 @@
-"""A herding simulation: how short do the orders keep prefix sums when the vectors never change?
+"""The herding bound: how far does the sum of the gradients visited so far stray from its even share of the total?
 
-The vectors stand for gradients at fixed weights. It is the setting of the papers' figures, needs no training, and tells
-the orders apart at once: coordinated balance is flat in the number of workers, independent balance grows like its root.
+That is the quantity orders are chosen to keep small. With x[1], x[2], ... the rows of an epoch in the order in which
+they were used, and their mean x,
+
+    herding = max over t of || sum over i <= t of (x[i] - x) ||  /  rms ||x[i] - x||
+
+The norm is the 2-norm, because folding keeps it; the division makes it a number of unit gradients, so that it can be
+compared between epochs although gradients shrink. `Monitor` measures it while an epoch runs, and beside it what a
+random order of the same rows would have given. `simulate_herding` runs an order on vectors that never change.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import torch
 
-from hemiola.contracts import Visit
-from hemiola.errors import InputError, nearest
-from hemiola.order import ORDERS
+from hemiola.contracts import Order, State, Total, Visit
 from hemiola.streams import stream
 
+WATCHED = 64  # numbers of a row that are watched, about
+BLOCK = 64  # steps that are looked at together
+POINTS = 4096  # of an epoch at which the sum so far is known, at most
+SAMPLE = 512  # rows of an epoch that the bound of a random order is found from
 
-def simulate_herding(order: str, m: int, n: int, d: int, rounds: int, seed: int, **options: object) -> list[float]:
-    """Run an order over fixed random vectors in lockstep.
+
+class EpochTrace:
+    """The sum so far at points of an epoch, and a sample of its rows.
+
+    A step is one unit of every worker that reported in an update: they are used at the same time.
 
     Args:
-        order: A name in `ORDERS`.
+        picks: Which rows, counted as they come, are the sample; sorted.
+        width: Numbers of a row that are watched.
+        dtype: Of the rows.
+    """
+
+    def __init__(self, picks: np.ndarray, width: int, dtype: np.dtype[np.floating]) -> None:
+        self.picks = picks
+        self.recent = np.zeros((4 * BLOCK, width), dtype)  # rows that were not looked at yet
+        self.held = 0  # how many
+        self.shapes: list[tuple[list[int], list[int]]] = []  # of each of their updates: workers, and rows of each
+        self.rows = self.used = 0  # that were looked at, and those of them that are finite
+        self.reached = np.zeros(1)  # their sum
+        self.stride = 1  # steps from one point to the next
+        self.points: list[np.ndarray] = []
+        self.counts: list[np.ndarray] = []  # rows in the sum at each point
+        self.sample: list[np.ndarray] = []
+
+    def add(self, workers: list[int], rows: list[np.ndarray]) -> None:
+        """Take note of an update: who visited, and the watched numbers of their rows."""
+        lengths = [len(each) for each in rows]
+        start, self.held = self.held, self.held + sum(lengths)
+        if self.held > len(self.recent):
+            self.recent = np.concatenate([self.recent, np.zeros_like(self.recent, shape=(self.held, len(rows[0][0])))])
+        np.concatenate(rows, out=self.recent[start : self.held])
+        self.shapes.append((workers, lengths))
+        if self.held >= BLOCK * len(workers):
+            self.look()
+
+    def look(self) -> None:
+        """Move on to where the recent rows lead; one that is not finite counts as zero."""
+        rows = self.recent[: self.held]
+        finite = np.asarray(np.isfinite(rows).all(1))
+        if not finite.all():
+            rows[~finite] = 0
+        first, last = np.searchsorted(self.picks, (self.rows, self.rows + self.held))
+        self.sample.append(rows[self.picks[first:last] - self.rows])
+        self._move(*self._steps(rows, finite))
+        self.rows, self.held, self.shapes = self.rows + self.held, 0, []
+
+    def _steps(self, rows: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The sum of the rows of each step, and how many they are."""
+        (workers, lengths), width = self.shapes[0], rows.shape[1]
+        if self.shapes.count(self.shapes[0]) == len(self.shapes) and len({*workers}) == len(workers) * len({*lengths}):
+            shape = len(self.shapes), len(workers), lengths[0]  # one visit as long of every worker in every update
+            return rows.reshape(*shape, width).sum(1).reshape(-1, width), finite.reshape(shape).sum(1).ravel()
+        steps, first = [], 0
+        for workers, lengths in self.shapes:
+            reached: dict[int, int] = {}
+            for worker, length in zip(workers, lengths, strict=True):
+                start = reached.get(worker, first)
+                reached[worker] = start + length
+                steps.append(np.arange(start, start + length))
+            first = max(reached.values())
+        member = np.zeros((first, len(rows)), rows.dtype)
+        member[np.concatenate(steps), np.arange(len(rows))] = 1
+        return member @ rows, (member @ finite).astype(np.int64)
+
+    def _move(self, sums: np.ndarray, counts: np.ndarray) -> None:
+        for points in prefix_sums(sums, self.reached):
+            counted = self.used + np.cumsum(counts[: len(points)])
+            self.reached, self.used, counts = points[-1], int(counted[-1]), counts[len(points) :]
+            self.points.append(points[:: -self.stride][::-1])
+            self.counts.append(counted[:: -self.stride][::-1])
+        if sum(map(len, self.counts)) > POINTS:
+            self.stride *= 2
+            self.points, self.counts = ([each[1::2] for each in some] for some in (self.points, self.counts))
+
+    def state_dict(self) -> State:
+        """Plain numbers and tensors."""
+        return {
+            **{name: [_tensor(each) for each in getattr(self, name)] for name in ("points", "counts", "sample")},
+            **{name: getattr(self, name) for name in ("held", "shapes", "rows", "used", "stride")},
+            "recent": _tensor(self.recent[: self.held]),
+            "reached": _tensor(self.reached),
+        }
+
+    @classmethod
+    def from_state(cls, state: State, picks: np.ndarray) -> EpochTrace:
+        """The trace that ``state_dict`` described."""
+        recent = state["recent"].numpy()
+        trace = cls(picks, recent.shape[1], recent.dtype)
+        trace.recent = np.concatenate([recent, trace.recent])
+        for name in ("points", "counts", "sample"):
+            setattr(trace, name, [_array(each) for each in state[name]])
+        for name in ("held", "shapes", "rows", "used", "stride"):
+            setattr(trace, name, state[name])
+        trace.reached = _array(state["reached"])
+        return trace
+
+
+def prefix_sums(rows: np.ndarray, start: np.ndarray) -> Iterator[np.ndarray]:
+    """The sums of the first 1, 2, 3, ... rows, on top of ``start``; some of them at a time."""
+    for at in range(0, len(rows), BLOCK):
+        some = rows[at : at + BLOCK]
+        sums = np.tri(len(some), dtype=some.dtype) @ some + start
+        start = sums[-1]
+        yield sums
+
+
+class Monitor:
+    """Watches the rows of every epoch, and says what the herding bound of the last finished one was.
+
+    Args:
+        units: Of all workers together.
+        seed: Of what is drawn at random.
+    """
+
+    def __init__(self, units: int, seed: int) -> None:
+        self._units, self._seed = units, seed
+        self._traces: dict[int, EpochTrace] = {}
+        self._found: dict[str, float] = {}
+
+    def add(self, update: list[tuple[int, int, np.ndarray]], total: Total | None) -> None:
+        """Take note of an update: epoch, worker and rows of its visits. An epoch that is complete is finished."""
+        while update:
+            epoch, _, rows = update[0]
+            mine = [visit for visit in update if visit[0] == epoch]
+            update = [visit for visit in update if visit[0] != epoch] if len(mine) < len(update) else []
+            every = rows.shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
+            trace = self._traces.get(epoch)
+            if trace is None:
+                trace = EpochTrace(self._picks(epoch), -(-rows.shape[1] // every), rows.dtype)
+                self._traces[epoch] = trace
+            trace.add([worker for _, worker, _ in mine], [rows[:, ::every] for _, _, rows in mine])
+            if trace.rows + trace.held >= self._units:
+                self.finish(epoch, total)
+
+    def finish(self, epoch: int, total: Total | None) -> None:
+        """No more rows of this epoch will come. ``total`` adds up over ranks that hold slices of the rows."""
+        trace = self._traces.pop(epoch, None)
+        if trace is None:
+            return
+        if trace.held:
+            trace.look()
+        mean = trace.reached / max(trace.used, 1)
+        strayed = (points - counts[:, None] * mean for points, counts in zip(trace.points, trace.counts, strict=True))
+        sample = np.concatenate(trace.sample).astype(np.float64)
+        shuffled = (sample - sample.mean(0))[stream("shuffle", self._seed, epoch).permutation(len(sample))]
+        # Squares add up over ranks that hold slices of the coordinates, norms do not.
+        squares = [squared(strayed), squared(prefix_sums(shuffled, np.zeros(1))), squared([sample - mean])]
+        longest, random, spread = squares if total is None else map(total, squares)
+        variance = float(spread.mean())
+        if variance <= 0:
+            self._found = {"herding": 0.0}
+            return
+        bound, chance = float(longest.max()), float(random.max()) * trace.rows / len(sample)
+        self._found = {"herding": math.sqrt(bound / variance)}
+        if chance > 0:
+            self._found["herding_ratio"] = math.sqrt(bound / chance)
+
+    def telemetry(self) -> State:
+        """``herding`` of the last finished epoch, and its ratio to what a random order of the same rows gives.
+
+        The latter is found from a sample, where there are many rows: it grows like the root of their number.
+        """
+        return dict(self._found)
+
+    def _picks(self, epoch: int) -> np.ndarray:
+        picks = stream("sample", self._seed, epoch).choice(self._units, min(SAMPLE, self._units), replace=False)
+        return np.sort(picks)
+
+    def state_dict(self) -> State:
+        """Plain numbers and tensors."""
+        traces = {epoch: trace.state_dict() for epoch, trace in self._traces.items()}
+        return {"found": dict(self._found), "traces": traces}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what ``state_dict`` returned."""
+        self._found = dict(state["found"])
+        self._traces = {
+            epoch: EpochTrace.from_state(saved, self._picks(epoch)) for epoch, saved in state["traces"].items()
+        }
+
+
+def squared(blocks: Iterable[np.ndarray]) -> np.ndarray:
+    """The squared norms of rows that come in blocks."""
+    return np.concatenate([np.einsum("ij,ij->i", block, block) for block in blocks])
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.copy())
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.numpy().copy()
+
+
+def simulate_herding(policy: Order, m: int, n: int, d: int, rounds: int, seed: int) -> list[float]:
+    """Run an order in lockstep over vectors that never change, the setting of the papers' figures.
+
+    It needs no training and tells the orders apart at once: coordinated balance is flat in the number of workers,
+    independent balance grows like its root.
+
+    Args:
+        policy: A new one.
         m: Workers.
         n: Units per worker: Gaussian directions of norm 1, centred per worker.
         d: Dimension.
         rounds: Epochs after the first one.
         seed: Of the vectors and the order.
-        options: Of the order.
 
     Returns:
         For the first order and after each round, the largest absolute coordinate of any prefix sum of the workers' sum.
     """
-    if order not in ORDERS:
-        raise InputError(f"order must be one of {', '.join(ORDERS)}, got {order!r}{nearest(order, list(ORDERS))}")
     vectors = stream("herding", seed).standard_normal((m, n, d))
     vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
     vectors -= vectors.mean(1, keepdims=True)
 
-    policy = ORDERS[order](**options)
     policy.begin([n] * m, seed, lockstep=True)
     bounds = []
     for epoch in range(rounds + 1):
-        sequences = [policy.sequence(worker, epoch) for worker in range(m)]
-        visited = np.stack([vectors[worker][sequence] for worker, sequence in enumerate(sequences)])
+        orders = [policy.sequence(worker, epoch) for worker in range(m)]
+        visited = np.stack([vectors[worker][order] for worker, order in enumerate(orders)])
         bounds.append(float(np.abs(np.cumsum(visited.sum(0), 0)).max()))
         if policy.wants(0, epoch):
-            # A pair at a time gives the signs of a unit at a time; workers that balance alone may take all at once.
-            batch = 2 if policy.shares else n
-            rows = [torch.split(torch.from_numpy(of_worker), batch) for of_worker in visited]
-            for step in range(len(rows[0])):
-                for worker, sequence in enumerate(sequences):
-                    units = sequence[batch * step : batch * (step + 1)]
-                    policy.observe([Visit(worker, epoch, units, rows[worker][step], local_steps=1)])
+            rows = torch.from_numpy(visited)
+            policy.observe([Visit(worker, epoch, order, rows[worker], 1) for worker, order in enumerate(orders)])
     return bounds
