@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sampler_audit import BATCH, BATCHES, EXAMPLES, Finding, Loop, Numbered, audit, plain
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
@@ -19,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import hemiola
 from hemiola import OrderedSampler, SamplerWarning
 from hemiola.errors import InputError
-from hemiola.loops.provenance import UNKNOWN, Provenance
 
 # ------------------------------------------------------------------------------------------------- what the loop gets
 
@@ -299,67 +296,6 @@ def test_telemetry_says_what_was_handed_out_trained_on_and_learnt_from(workers: 
         plain(loop, 1)
         found = loop.sampler.telemetry()
         assert [found[key] for key in ("epoch", "handed_out", "trained_on", "learnt_from")] == [1, *3 * [EXAMPLES]]
-
-
-# ---------------------------------------------------------------------------------- which items a collate function kept
-
-
-def ragged(items: list[tuple[list[int], float]]) -> dict[str, Tensor]:
-    longest = max(len(tokens) for tokens, _ in items)
-    rows = [tokens + [0] * (longest - len(tokens)) for tokens, _ in items]
-    return {"tokens": torch.tensor(rows), "weights": torch.tensor([weight for _, weight in items])}
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    items=st.lists(
-        st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from([0.1, 0.5, float("nan")])),
-        min_size=1,
-        max_size=8,
-    ),
-    data=st.data(),
-)
-def test_rows_are_told_apart_as_far_as_their_values_do(items: list[Any], data: st.DataObject) -> None:
-    """Any rows, in any order: what is found is a row with the same values, or nothing."""
-    rows = data.draw(st.permutations(range(len(items))))
-    rows = rows[: data.draw(st.integers(1, len(items)))]
-    batch = ragged([items[row] for row in rows])
-    kept = Provenance(ragged).rows(list(items), batch)
-    if kept is UNKNOWN:
-        return
-    found = list(range(len(items))) if kept is None else kept.tolist()
-    again = ragged([items[row] for row in found])
-    assert again["tokens"].tolist() == batch["tokens"].tolist()
-    assert torch.equal(again["weights"].nan_to_num(-1), batch["weights"].nan_to_num(-1))
-
-
-def test_distinct_items_are_always_found_again() -> None:
-    items = [([n, n + 1, n * n][: 1 + n % 3], n / 7) for n in range(9)]
-    for rows in ([0, 1, 2, 3, 4, 5, 6, 7, 8], [8, 0, 4], [2, 3, 5, 7], [7, 6, 5, 4, 3, 2, 1, 0, 8]):
-        kept = Provenance(ragged).rows(list(items), ragged([items[row] for row in rows]))
-        assert rows == (list(range(9)) if kept is None else kept.tolist())
-
-
-def standardized(items: list[Tensor]) -> Tensor:
-    """Leaves nothing as it was, and drops what is negative."""
-    return torch.stack([(item - 3) ** 3 for item in items if item[0] >= 0])
-
-
-def test_a_collate_function_that_changes_everything_is_asked_item_by_item() -> None:
-    items = [torch.tensor([float(n), 1.0]) for n in (4, -1, 2, -5, 9)]
-    state = torch.get_rng_state()
-    kept = Provenance(standardized).rows(items, standardized(items))
-    assert kept is not None
-    assert kept.tolist() == [0, 2, 4]
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_rows_that_cannot_be_explained_are_unknown() -> None:
-    def mixed(items: list[Tensor]) -> Tensor:
-        return default_collate(items)[:2].sum(1, keepdim=True) ** 0.5
-
-    items = [torch.tensor([float(n), 1.0]) for n in range(1, 6)]
-    assert Provenance(mixed).rows(items, mixed(items)) is UNKNOWN
 
 
 def test_rows_that_cannot_be_explained_teach_nothing_and_say_so() -> None:

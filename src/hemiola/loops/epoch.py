@@ -44,8 +44,10 @@ class Epoch:
         self._last = 0
         self._passed = np.zeros(len(sequence), bool)
         self._trained = np.zeros(len(sequence), bool)
-        self._sorted = np.argsort(sequence, kind="stable")
-        self._repeats = len(np.unique(sequence)) < len(sequence)
+        self._noted = np.zeros(len(sequence), bool)
+        self._place_of = np.full(sequence.max(initial=-1) + 2, -1)  # the last one is for what is beyond
+        self._place_of[sequence[::-1]] = np.arange(len(sequence))[::-1]
+        self._repeats = np.count_nonzero(self._place_of >= 0) < len(sequence)
         self.plan()
 
     def __len__(self) -> int:
@@ -54,6 +56,7 @@ class Epoch:
     def plan(self) -> np.ndarray:
         """An iterator is asked for: the examples it hands out, which are those that are not done yet."""
         self._planned = np.flatnonzero(~self._passed)
+        self._noted = self._passed.copy()
         self._counted = 0
         self.issued, self.yielded = self.done, self.done
         left: np.ndarray = self.sequence[self._planned]
@@ -61,16 +64,23 @@ class Epoch:
 
     def places(self, examples: np.ndarray) -> np.ndarray:
         """Where these examples are in the epoch; -1 for those that are not."""
-        at = np.searchsorted(self.sequence, examples, sorter=self._sorted)
-        found = self._sorted[np.minimum(at, len(self) - 1)]
-        found = np.where(self.sequence[found] == examples, found, -1)
+        try:
+            found: np.ndarray = self._place_of[examples]
+        except IndexError:  # of another data set, or of another rank
+            found = self._place_of[examples.clip(-1, len(self._place_of) - 1)]
         if self._repeats:
-            # An example that comes twice: its first place that is not done yet.
+            # An example that comes twice: its first place that is neither done nor in a batch yet.
             for i, (example, place) in enumerate(zip(examples.tolist(), found.tolist(), strict=True)):
-                if place >= 0 and self._passed[place]:
-                    again = np.flatnonzero((self.sequence == example) & ~self._passed)
+                if place >= 0 and self._noted[place]:
+                    again = np.flatnonzero((self.sequence == example) & ~self._noted)
                     found[i] = again[0] if len(again) else place
         return found
+
+    def note(self, places: np.ndarray) -> None:
+        """These places came out of a tracked loader, in one batch."""
+        self._noted[places] = True
+        self.yielded += len(places)
+        self.largest = max(self.largest, len(places))
 
     def next_places(self, count: int) -> np.ndarray:
         """The places of the next ``count`` examples, if every batch so far was trained on in the order handed out."""

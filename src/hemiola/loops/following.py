@@ -75,18 +75,16 @@ class Following:
         if tagged.numbers is None:
             self._notices.unmatched("the loader's sampler yields something else than numbers of examples")
             return
-        epoch = self._epoch_of(tagged.numbers)
-        places = epoch.places(tagged.numbers)
+        epoch, places = self._located(tagged.numbers)
         if places.min(initial=0) < 0:
             self._notices.foreign(int(tagged.numbers[places.argmin()]))
             return
-        epoch.yielded += len(tagged.numbers)
-        epoch.largest = max(epoch.largest, len(tagged.numbers))
-        rows: np.ndarray | None = tagged.numbers if tagged.kept is None else tagged.numbers[tagged.kept]
-        if tagged.kept is not None and not len(tagged.kept) and len(tagged.numbers):
+        epoch.note(places)
+        rows: np.ndarray | None = places if tagged.kept is None else places[tagged.kept]
+        if tagged.kept is not None and not len(tagged.kept) and len(places):
             rows = None
             self._notices.unmatched("collate_fn makes rows of which it cannot be told which examples they are")
-        self._tracker.add(Batch(epoch, tagged.numbers, rows, iteration), tagged.batch)
+        self._tracker.add(Batch(epoch, places, rows, iteration), tagged.batch)
 
     def ended(self) -> None:
         now = self.now
@@ -101,12 +99,11 @@ class Following:
         numbers = as_numbers(examples.tolist() if isinstance(examples, Tensor) else list(examples))
         if numbers is None or not len(numbers):
             raise InputError(f"visiting needs the numbers of the examples, got {examples!r}")
-        epoch = self._epoch_of(numbers)
-        places = epoch.places(numbers)
+        epoch, places = self._located(numbers)
         if places.min() < 0:
             raise InputError(f"example {numbers[places.argmin()]} is not one of those this rank visits in this epoch")
         self.tracked = True
-        self._tracker.last = Batch(epoch, numbers, numbers, explicit=True)
+        self._tracker.last = Batch(epoch, places, places, explicit=True)
 
     # ---------------------------------------------------------------------------------------- what the watch asks
 
@@ -133,7 +130,7 @@ class Following:
                 f"the model was given {examples} examples where the batch at hand has {len(batch.rows)}"
             )
             return Claim(batch.epoch, examples, batch=batch)
-        return Claim(batch.epoch, examples, batch.epoch.places(batch.rows[rows]), batch)
+        return Claim(batch.epoch, examples, batch.rows[rows], batch)
 
     def places(self, claim: Claim) -> np.ndarray:
         """The claim's places, as far as they can be told."""
@@ -151,15 +148,16 @@ class Following:
                 epoch.spoilt = True
             return places, epoch.pass_by(places)
         batches = [] if claim.batch is None else self._tracker.passed(claim.batch)
-        passed = [epoch.pass_by(epoch.places(each.numbers)) for each in batches if each.epoch is epoch]
+        passed = [epoch.pass_by(each.places) for each in batches if each.epoch is epoch]
         return self.places(claim), np.concatenate([NONE, *passed])
 
-    def _epoch_of(self, numbers: np.ndarray) -> Epoch:
-        """The epoch at hand, or the one before where these examples have not been handed out again yet."""
-        if self.before is None or self.now.handed_out(self.now.places(numbers)):
-            return self.now
+    def _located(self, numbers: np.ndarray) -> tuple[Epoch, np.ndarray]:
+        """The epoch at hand, or the one before where these examples have not been handed out again yet; and places."""
+        places = self.now.places(numbers)
+        if self.before is None or self.before.done == len(self.before) or self.now.handed_out(places):
+            return self.now, places
         earlier = self.before.places(numbers)
-        return self.before if len(earlier) and earlier.min() >= 0 else self.now
+        return (self.before, earlier) if len(earlier) and earlier.min() >= 0 else (self.now, places)
 
     def _check_drawing(self, examples: int) -> None:
         """While batches are counted: does someone draw from the sampler who may reorder them?"""

@@ -35,10 +35,10 @@ from hemiola.loops.arguments import dataset_size, own_group, place, policy
 from hemiola.loops.deal import Deal, deal, deal_left
 from hemiola.loops.epoch import Claim, Drawing, Epoch
 from hemiola.loops.following import Following
+from hemiola.loops.identity import track
 from hemiola.loops.notices import Notices, who_draws
 from hemiola.loops.rows import Exchange
 from hemiola.loops.tally import Tally
-from hemiola.loops.tracking import track
 from hemiola.loops.watch import Scaler, Watch
 from hemiola.own import checked_sequence
 from hemiola.state import own_state

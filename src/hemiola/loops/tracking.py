@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.data import DataLoader, IterableDataset
 
-from hemiola.errors import InputError
 from hemiola.loops.epoch import Epoch
-from hemiola.loops.identity import Numbered, Tagged, Tagging
 from hemiola.loops.provenance import leaves
 
 REMEMBERED = 64  # batches; more than any loop prefetches
@@ -35,24 +32,26 @@ class Batch:
 
     Attributes:
         epoch: Its epoch.
-        numbers: The examples that were read for it.
-        rows: The example of each row; None where that cannot be told.
+        places: Where in the epoch the examples are that were read for it.
+        rows: The place of each row; None where that cannot be told.
         iteration: Which iterator of the loader it came from.
         tensors: Of the batch, as (weak storage, offset, row stride, rows).
         samples: Shapes and a few values, to recognise copies by.
-        used: Whether a forward pass was matched to it.
         taken: Rows that forward passes have had so far, where they come in parts.
+        used: Whether a forward pass was matched to it.
+        passed: Whether the loop is through with it.
         explicit: Whether it was named by ``visiting``.
     """
 
     epoch: Epoch
-    numbers: np.ndarray
+    places: np.ndarray
     rows: np.ndarray | None
     iteration: int = 0
     tensors: dict[int, tuple[StorageWeakRef, int, int, int]] = field(default_factory=dict)
     samples: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)
     taken: int = 0
     used: bool = False
+    passed: bool = False
     explicit: bool = False
 
 
@@ -64,7 +63,8 @@ class Tracker:
     """
 
     def __init__(self) -> None:
-        self._batches: deque[Batch] = deque(maxlen=REMEMBERED)
+        self._batches: deque[Batch] = deque()
+        self._lapsed: list[Batch] = []  # too old to be trained on
         self._storages: dict[int, Batch | None] = {}
         self.last: Batch | None = None
         self._yielded = 0
@@ -79,7 +79,7 @@ class Tracker:
     def add(self, batch: Batch, data: Any) -> None:
         """A batch is about to be handed to the loop."""
         if len(self._batches) == REMEMBERED:
-            self._drop(self._batches[0])
+            self._drop(self._batches.popleft())
         self._batches.append(batch)
         self._yielded += 1
         self.last = batch
@@ -123,14 +123,20 @@ class Tracker:
         return None if batch is None else (batch, self._share(batch, examples))
 
     def passed(self, batch: Batch) -> list[Batch]:
-        """A batch was trained on: it and those yielded before it, which the loop has skipped, are done."""
-        before = []
-        for each in self._batches:
-            if each is batch:
-                break
-            if each.iteration == batch.iteration:
-                before.append(each)
-        return [*before, batch] if batch in self._batches else [batch]
+        """A batch was trained on: it and those yielded before it, which the loop has skipped, are done; if not yet."""
+        found = [] if batch.passed else [batch]
+        older = iter(reversed(self._batches))
+        if not batch.explicit and batch in older:  # which goes on before it
+            for each in older:
+                if each.iteration == batch.iteration:
+                    if each.passed:
+                        break
+                    found.append(each)
+        found += [each for each in self._lapsed if each.iteration <= batch.iteration]
+        self._lapsed = []
+        for each in found:
+            each.passed = True
+        return found[::-1]
 
     def _share(self, batch: Batch, examples: int) -> np.ndarray | None:
         """Rows of a pass that was given all of a batch, or its next part."""
@@ -158,6 +164,8 @@ class Tracker:
         return found[0] if len(found) == 1 else None
 
     def _drop(self, batch: Batch) -> None:
+        if not batch.passed:
+            self._lapsed.append(batch)
         for number in batch.tensors:
             self._storages.pop(number, None)
 
@@ -198,89 +206,3 @@ def _copied(sample: Tensor, tensor: Tensor) -> bool:
         a = a.to(b.dtype) if b.dtype.is_floating_point else a.to(torch.float64)
         b = b.to(a.dtype)
     return bool(torch.equal(a, b))
-
-
-# ------------------------------------------------------------------------------------------------------------ loaders
-
-
-class Listener(Protocol):
-    """Who wants to know; see ``following.py``."""
-
-    def starting(self) -> int | None:
-        """An iterator is about to be made; its number, or None if its batches are of no interest."""
-
-    def note(self, tagged: Tagged, iteration: int) -> None:
-        """A batch is about to be handed to the loop."""
-
-    def ended(self) -> None:
-        """An iterator has nothing left."""
-
-
-def track(loader: DataLoader[Any], listener: Listener) -> None:
-    """Make a loader's iterators number their batches; the batches themselves do not change.
-
-    Args:
-        loader: Any DataLoader; from now on every iterator of it is tracked.
-        listener: Told of every batch, before the loop gets it.
-    """
-    inner: Any = getattr(loader, "base_dataloader", loader)  # Accelerate's loaders wrap another one
-    if not isinstance(inner, DataLoader):
-        raise InputError(f"track needs a torch.utils.data.DataLoader, got {type(loader).__name__}")
-    if isinstance(inner.dataset, IterableDataset):
-        raise InputError("a loader of an IterableDataset cannot be tracked, because its examples have no numbers")
-    known = inner.__dict__.get("_get_iterator")
-    if isinstance(known, _Iterators):
-        known.listener = listener
-        return
-    inner.__dict__["_get_iterator"] = _Iterators(inner, listener)
-    if inner.persistent_workers:
-        inner.__dict__["_iterator"] = None  # its workers, if there are any, do not number
-
-
-class _Iterators:
-    """Stands in for a loader's ``_get_iterator``."""
-
-    def __init__(self, loader: DataLoader[Any], listener: Listener) -> None:
-        self._loader, self.listener = loader, listener
-
-    def __call__(self) -> Any:
-        loader, iteration = self._loader, self.listener.starting()
-        dataset, collate = loader.dataset, loader.collate_fn
-        # Around DataLoader.__setattr__, which refuses; the iterator keeps what it finds here.
-        loader.__dict__["dataset"], loader.__dict__["collate_fn"] = Numbered(dataset), Tagging(collate)
-        try:
-            iterator: Any = type(loader)._get_iterator(loader)
-        finally:
-            loader.__dict__["dataset"], loader.__dict__["collate_fn"] = dataset, collate
-        iterator.__class__ = _numbering(type(iterator))
-        iterator._hemiola_listener, iterator._hemiola_iteration = self.listener, iteration
-        return iterator
-
-
-_classes: dict[type, type] = {}
-
-
-def _numbering(kind: type) -> type:
-    """A DataLoader's iterator that takes the numbers out of its batches."""
-    if kind not in _classes:
-        plain: Any = kind
-
-        def __next__(self: Any) -> Any:
-            try:
-                found = plain.__next__(self)
-            except StopIteration:
-                if self._hemiola_iteration is not None:
-                    self._hemiola_listener.ended()
-                raise
-            if not isinstance(found, Tagged):
-                return found
-            if self._hemiola_iteration is not None:
-                self._hemiola_listener.note(found, self._hemiola_iteration)
-            return found.batch
-
-        def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
-            self._hemiola_iteration = self._hemiola_listener.starting()
-            plain._reset(self, *args, **kwargs)
-
-        _classes[kind] = type(kind.__name__, (kind,), {"__next__": __next__, "_reset": _reset})
-    return _classes[kind]
