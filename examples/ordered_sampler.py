@@ -31,7 +31,7 @@ def train(order: str) -> list[float]:
     model = nn.Linear(64, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, weight_decay=DECAY)
     sampler = hemiola.OrderedSampler(dataset, order=order)
-    loader = DataLoader(dataset, batch_size=BATCH, sampler=sampler)
+    loader = sampler.track(DataLoader(dataset, batch_size=BATCH, sampler=sampler))
     after_epochs = []
     with sampler.watch(model):
         for _ in range(EPOCHS):
