@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_hemiola_is_left_alone(half, monkeypatch):
     (checkpoint,) = half.glob("cells/*/checkpoint.pt")
     before = checkpoint.read_bytes()
     monkeypatch.setattr("hemiola.training.loop.VERSION", 99)
-    with pytest.raises(InputError, match=r"cannot go on from its checkpoint.pt: not a checkpoint of hemiola"):
+    with pytest.raises(InputError, match=r"cannot go on from its checkpoint.pt: the state of 'hemiola-training'"):
         run(Store(half, experiment()), [])
     assert checkpoint.read_bytes() == before
 

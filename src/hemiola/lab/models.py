@@ -44,7 +44,7 @@ def named_weights(task: Task, seed: int, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-class Found(NamedTuple):
+class FoundModel(NamedTuple):
     """A finished cell of a folder, and whether its point of the sweep was chosen here as the run's best."""
 
     cell: Cell
@@ -92,7 +92,7 @@ def load_model(
     return find(Path(folder), run, seed, at, None if data is None else Path(data)).result.model()
 
 
-def export(found: Found, out: Path | None = None) -> Path:
+def export(found: FoundModel, out: Path | None = None) -> Path:
     """Copy the weights of a finished cell into a file of one's own, a plain state_dict; returns where it is."""
     slug = re.sub(r"[^a-z0-9]+", "-", found.cell.run.lower()).strip("-")
     target = out or Path(f"{slug or 'run'}-seed{found.cell.seed}.pt")
@@ -103,7 +103,7 @@ def export(found: Found, out: Path | None = None) -> Path:
 
 def find(
     folder: Path, run: str | None, seed: int | None, at: Mapping[str, Any] | None, data: Path | None = None
-) -> Found:
+) -> FoundModel:
     """The finished cell of a folder that these name; see `load_model`."""
     saved = reopen(folder)
     experiment = saved.experiment
@@ -115,7 +115,7 @@ def find(
         raise InputError(
             f"{folder}: run {cell.run!r}, seed {cell.seed} is not finished; `hemiola resume {folder}` goes on"
         )
-    return Found(cell, result, chosen)
+    return FoundModel(cell, result, chosen)
 
 
 def _matching(

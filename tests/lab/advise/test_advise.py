@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 import hemiola.lab.advise.race as race_module
 from hemiola import InputError
 from hemiola.lab.advise.candidates import ORDINARY, candidates, own_loop
-from hemiola.lab.advise.measure import Measured, read_measured, write_measured
-from hemiola.lab.advise.race import Trace, advise
+from hemiola.lab.advise.measure import ClusterFacts, read_measured, write_measured
+from hemiola.lab.advise.race import LapTrace, advise
 from hemiola.lab.cli import app
 from hemiola.lab.experiment import Experiment
 from hemiola.timing.traces import read_trace
@@ -18,7 +18,7 @@ from hemiola.timing.traces import read_trace
 
 def trace(losses):
     count = len(losses)
-    return Trace(None, [float(i) for i in range(count)], [0.0] * count, [0.0] * count, losses)
+    return LapTrace(None, [float(i) for i in range(count)], [0.0] * count, [0.0] * count, losses)
 
 
 def test_who_arrives_stays():
@@ -75,7 +75,7 @@ def test_bad_input_is_one_clear_line(monkeypatch, tmp_path):
     with pytest.raises(InputError, match="minutes must be above 0"):
         advise("digits-logistic", minutes=0)
     short = tmp_path / "short.json"
-    write_measured(short, Measured([[0.1] * 30, [0.1] * 3]))
+    write_measured(short, ClusterFacts([[0.1] * 30, [0.1] * 3]))
     with pytest.raises(InputError, match="at least 20 steps of every worker are needed, worker 1 has fewer"):
         read_measured(short)
     short.write_text("[]")
@@ -84,7 +84,7 @@ def test_bad_input_is_one_clear_line(monkeypatch, tmp_path):
 
 
 def test_what_was_measured_comes_back(tmp_path):
-    found = Measured([[0.1, 0.2] * 10, [0.3] * 20], bandwidth=1.25e6, latency=1e-3)
+    found = ClusterFacts([[0.1, 0.2] * 10, [0.3] * 20], bandwidth=1.25e6, latency=1e-3)
     write_measured(tmp_path / "measured.json", found)
     assert read_measured(tmp_path / "measured.json") == found
     assert found.link == {"bandwidth": "10 Mbit/s", "latency": "1000 us"}

@@ -33,7 +33,7 @@ FEWEST = 20  # steps of a worker that say something about its delays
 
 
 @dataclass(frozen=True)
-class Measured:
+class ClusterFacts:
     """What was measured.
 
     Attributes:
@@ -78,12 +78,12 @@ def time_steps(task: Task, batch: int, steps: int = STEPS) -> list[float]:
     return found[WARM_UP:]
 
 
-def measure(task: Task, batch: int | None = None, timeout: float = 120.0) -> Measured | None:
+def measure(task: Task, batch: int | None = None, timeout: float = 120.0) -> ClusterFacts | None:
     """Time steps here, and the link if torchrun has started several ranks; None on ranks other than 0."""
     place = Place.find()
     times = time_steps(task, batch or task.batch)
     if place is None or place.world == 1:
-        return Measured([times])
+        return ClusterFacts([times])
     join(place, "gloo", timeout)
     try:
         everyone = gather(times)
@@ -93,7 +93,7 @@ def measure(task: Task, batch: int | None = None, timeout: float = 120.0) -> Mea
         messages = 2 * (place.world - 1)
         latency = small / messages
         bandwidth = messages * 4 * LARGE / place.world / max(large - small, 1e-9)
-        return Measured(everyone, bandwidth, latency)
+        return ClusterFacts(everyone, bandwidth, latency)
     finally:
         leave()
 
@@ -108,16 +108,16 @@ def _all_reduce_seconds(floats: int) -> float:
     return median(times)
 
 
-def write_measured(path: Path, measured: Measured) -> None:
+def write_measured(path: Path, measured: ClusterFacts) -> None:
     """Keep what was measured."""
     write_whole(path, json.dumps(asdict(measured)))
 
 
-def read_measured(path: Path) -> Measured:
+def read_measured(path: Path) -> ClusterFacts:
     """Read what `write_measured` wrote."""
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-        measured = Measured(**found)
+        measured = ClusterFacts(**found)
         short = [worker for worker, times in enumerate(measured.step_seconds) if len(times) < FEWEST]
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: not a file that `hemiola measure` wrote: {error}") from None

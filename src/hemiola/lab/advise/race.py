@@ -68,7 +68,7 @@ class Lap:
 
 
 @dataclass(frozen=True)
-class Trace:
+class LapTrace:
     """What a lap saw: cluster seconds, epochs, bytes and training loss at every evaluation."""
 
     lap: Lap
@@ -94,7 +94,7 @@ class Trace:
         return arrived
 
 
-def run_lap(lap: Lap) -> Trace:
+def run_lap(lap: Lap) -> LapTrace:
     """Train one candidate."""
     torch.set_num_threads(1)
     stop = {"epochs": lap.epochs} if lap.seconds is None else {"seconds": lap.seconds}
@@ -117,7 +117,7 @@ def run_lap(lap: Lap) -> Trace:
         finally:
             training.close()
     records = training.records
-    return Trace(
+    return LapTrace(
         lap,
         [each["seconds"] for each in records],
         [each["epochs"] for each in records],
@@ -251,10 +251,10 @@ class _Race:
                 found[name] = good[:2]
         return found
 
-    def _race(self, course: float, target: float, rates: Mapping[str, list[float]]) -> dict[str, list[Trace]]:
+    def _race(self, course: float, target: float, rates: Mapping[str, list[float]]) -> dict[str, list[LapTrace]]:
         """Each candidate's laps over the whole course, the best first."""
         laps = [self._lap(name, rate, 0, 1.5 * course, target) for name in rates for rate in rates[name]]
-        found: dict[str, list[Trace]] = {}
+        found: dict[str, list[LapTrace]] = {}
         for trace in self._run(laps):
             found.setdefault(trace.lap.name, []).append(trace)
         for traces in found.values():
@@ -264,7 +264,7 @@ class _Race:
             self.assumed.append(f"nothing of {', '.join(missing)}, for want of time or because they diverge")
         return found
 
-    def _final(self, course: float, target: float, found: dict[str, list[Trace]]) -> Advice:
+    def _final(self, course: float, target: float, found: dict[str, list[LapTrace]]) -> Advice:
         ranked = sorted(found, key=lambda name: _time_to(found[name][0], target))
         finalists = list(dict.fromkeys([*ranked[:FINALISTS], ORDINARY]))
         laps = [
@@ -273,7 +273,7 @@ class _Race:
             for name in finalists
             if name in found
         ]
-        by_seed: dict[str, dict[int, Trace]] = {name: {0: traces[0]} for name, traces in found.items()}
+        by_seed: dict[str, dict[int, LapTrace]] = {name: {0: traces[0]} for name, traces in found.items()}
         for trace in self._run(laps):
             by_seed[trace.lap.name][trace.lap.seed] = trace
         shared = set.intersection(*(set(by_seed[name]) for name in finalists))
@@ -283,7 +283,7 @@ class _Race:
         }
         return self._advice(target, by_seed, finalists)
 
-    def _advice(self, target: float, by_seed: dict[str, dict[int, Trace]], finalists: list[str]) -> Advice:
+    def _advice(self, target: float, by_seed: dict[str, dict[int, LapTrace]], finalists: list[str]) -> Advice:
         times = {
             name: {seed: _time_to(trace, target) for seed, trace in traces.items()} for name, traces in by_seed.items()
         }
@@ -317,7 +317,7 @@ class _Race:
         )
 
     def _candidate(
-        self, name: str, traces: dict[int, Trace], times: Mapping[str, Mapping[int, float]], target: float
+        self, name: str, traces: dict[int, LapTrace], times: Mapping[str, Mapping[int, float]], target: float
     ) -> Candidate:
         arrivals = {seed: trace.arrival(target) for seed, trace in traces.items()}
         reached = all(at is not None for at in arrivals.values())
@@ -349,7 +349,7 @@ class _Race:
     def _lap(self, name: str, lr: float, seed: int, seconds: float | None, target: float) -> Lap:
         return Lap(name, self.tables[name], lr, seed, self.given, seconds, self.epochs, target, self.data, self.base)
 
-    def _run(self, laps: list[Lap]) -> list[Trace]:
+    def _run(self, laps: list[Lap]) -> list[LapTrace]:
         """The laps' traces, in their order; what is not begun when the time is over is left out."""
         deadline = self.began + 60 * self.minutes
         pending = [(lap, self.pool.submit(run_lap, lap)) for lap in laps]
@@ -367,6 +367,6 @@ def _as_ratio(logarithms: Interval) -> Interval:
     return Interval(mean, low, high, tuple(math.exp(each) for each in logarithms.differences))
 
 
-def _time_to(trace: Trace, target: float) -> float:
+def _time_to(trace: LapTrace, target: float) -> float:
     at = trace.arrival(target)
     return math.inf if at is None else trace.seconds[at]

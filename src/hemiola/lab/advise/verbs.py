@@ -14,7 +14,7 @@ from hemiola.errors import InputError
 
 if TYPE_CHECKING:
     from hemiola.lab.advise.advice import Advice
-    from hemiola.lab.advise.measure import Measured
+    from hemiola.lab.advise.measure import ClusterFacts
 
 TaskArgument = Annotated[str, typer.Argument(help="A task's name, or module:function of your own.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Examples per worker per step.")]
@@ -62,14 +62,14 @@ def advise(
     data: DataOption = None,
 ) -> None:
     """Race orders, periods and paces on the task, under a virtual clock, and say which to use."""
-    from hemiola.lab.advise.measure import Measured, read_measured, time_steps
+    from hemiola.lab.advise.measure import ClusterFacts, read_measured, time_steps
     from hemiola.lab.advise.race import advise as race
 
     with tempfile.TemporaryDirectory() as folder:
-        facts: Measured | None = read_measured(measured) if measured is not None else None
+        facts: ClusterFacts | None = read_measured(measured) if measured is not None else None
         if here:
             loaded = _load(task, data)
-            facts = Measured([time_steps(loaded, batch or loaded.batch)])
+            facts = ClusterFacts([time_steps(loaded, batch or loaded.batch)])
         if facts is not None and delay is not None:
             raise InputError("--delay says what a step takes; --measured and --measure do, too: give one of them")
         trace = Path(folder) / "steps.csv" if write is None else write.absolute().with_suffix(".steps.csv")
@@ -108,7 +108,7 @@ def _load(task: str, data: Path | None) -> Any:
     return load_task(task, {}, data, Path())
 
 
-def _summary(found: Measured) -> str:
+def _summary(found: ClusterFacts) -> str:
     steps = [sum(times) / len(times) for times in found.step_seconds]
     said = f"{len(steps)} worker{'s' if len(steps) > 1 else ''}, mean step {min(steps):.3g} to {max(steps):.3g} s"
     return said if found.link is None else f"{said}, {found.link['bandwidth']}, {found.link['latency']}"

@@ -69,7 +69,7 @@ def amount(measure: str, value: float) -> str:
 
 def unit_of(measure: str, largest: float) -> tuple[float, str]:
     """The unit of a column whose largest value is this: (divisor, name); (1, "") for a plain number."""
-    unit = BY_NAME[measure].unit
+    unit = BY_NAME[measure].unit if measure in BY_NAME else ""
     return time_unit(largest) if unit == "seconds" else size_unit(largest) if unit == "bytes" else (1.0, "")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from hemiola.files import write_whole
 from hemiola.lab.reproduce.numbers import Measured, fit_slope
+from hemiola.order import ORDERS
 from hemiola.order.herding import simulate_herding
 from hemiola.pace import PACES
 from hemiola.timing.delays import parse_delay
@@ -80,7 +81,7 @@ def herding(
             bounds = [
                 parts.once(
                     f"{order}-{m}-{seed}",
-                    lambda: simulate_herding(order, m, units, dimension, rounds, seed),  # noqa: B023
+                    lambda: simulate_herding(ORDERS[order](), m, units, dimension, rounds, seed),  # noqa: B023
                 )
                 for seed in seeds
             ]
