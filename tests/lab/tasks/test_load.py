@@ -136,7 +136,8 @@ def test_own_task_gone_wrong(module, tmp_path):
     )
     assert error_of("own_c:number") == "task 'own_c:number': 'number' must be a class or a function, got int"
     assert error_of("own_c:nothing") == "task 'own_c:nothing' must be a hemiola.Task, got NoneType"
-    assert error_of("own_c:breaks") == r"task 'own_c:breaks' raised KeyError: 'a\nb' (own_c.py:24)"
+    raised = r"""task 'own_c:breaks' raised KeyError: 'a\nb' (own_c.py:24: raise KeyError("a\nb"))"""
+    assert error_of("own_c:breaks") == raised
     assert error_of("own_c:scalar_loss") == (
         "task 'own_c:scalar_loss': losses must give one number per example, shape (2,), got (); use reduction='none'"
     )
