@@ -48,7 +48,7 @@ def test_an_order_that_learns_and_saves_what_it_learnt_passes():
 
 class Draws(hemiola.Order):
     def sequence(self, worker, epoch):
-        return np.random.default_rng((worker, epoch, random.randrange(2))).permutation(self.sizes[worker])
+        return np.random.default_rng((worker, epoch, random.randrange(2**32))).permutation(self.sizes[worker])
 
 
 class DrawsFromTorch(hemiola.Order):
@@ -138,7 +138,7 @@ class NoLockstep(hemiola.Pace):
     ("check", "policy", "said"),
     [
         (check_order, Forgets, "stopped after update .* and resumed, it goes on differently; is everything"),
-        (check_order, Draws, "the sequence of worker 0, epoch 0 differs|draws from the global generator of random"),
+        (check_order, Draws, "asked again, the sequence of worker 0, epoch 0 differs"),
         (check_order, DrawsFromTorch, r"the order draws from the global generator of torch; use hemiola\.streams"),
         (
             check_order,

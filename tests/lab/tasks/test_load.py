@@ -143,7 +143,7 @@ def test_own_task_gone_wrong(module, tmp_path):
     )
     assert "failed on its first 2 examples: RuntimeError" in error_of("own_c:wrong_width")
     assert "unknown option 'point'; did you mean 'points'?" in error_of("own_c:line", {"point": 3})
-    assert error_of("own_c:") == "task 'own_c:' must be written 'package.module:function'"
+    assert error_of("own_c:") == "task 'own_c:' must be written 'package.module:name'"
 
 
 def test_an_own_task_is_found_beside_the_experiment_first(module, tmp_path):
