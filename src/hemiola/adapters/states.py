@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import io
+
+import torch
 import torch.distributed as dist
 
-from hemiola.clusters.torch.group import gather, share
 from hemiola.contracts import State
 
 
 def gather_states(own: State) -> list[State]:
-    """Every rank's state, by rank, on every rank. All ranks must call this."""
+    """Every rank's state, by rank, on every rank. All ranks of the framework's group must call this."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [own]
-    found: list[State] = share(gather(own))
-    return found
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    file = io.BytesIO()
+    torch.save(own, file)
+    payload = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(device)
+    sizes = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([payload.numel()], device=device))
+    longest = max(int(size) for size in sizes)
+    received = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in sizes]
+    dist.all_gather(received, torch.nn.functional.pad(payload, (0, longest - payload.numel())))
+    return [
+        torch.load(io.BytesIO(part[: int(size)].cpu().numpy().tobytes()), weights_only=True)
+        for part, size in zip(received, sizes, strict=True)
+    ]
 
 
 def pick_state(states: list[State], rank: int, ranks: int) -> State:
