@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -165,27 +164,41 @@ def test_stopped_while_the_first_cell_starts_it_is_one_line(tmp_path, number):
     """A terminal, and many a supervisor, signals every process, also the one that imports torch for the cells."""
     file = tmp_path / "experiment.toml"
     file.write_text('task = "digits-logistic"\nworkers = 2\nbatch = 5\nstop = { epochs = 1000 }\n')
-    command = [sys.executable, "-m", "hemiola", "run", str(file), "--out", str(tmp_path / "out")]
+    imports = tmp_path / "imports torch"
+    (tmp_path / "sitecustomize.py").write_text(TELLS_OF_TORCH)
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-m", "hemiola", "run", str(file), "--out", str(tmp_path / "out")],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "TELL_OF_TORCH": str(imports),
+        },
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    until(lambda: _imports_torch(process.pid), process)
-    os.killpg(process.pid, number)
-    printed, errors = process.communicate()
+    with process:
+        until(imports.exists, process)
+        os.killpg(process.pid, number)
+        printed, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "go on with: hemiola resume" in errors
     assert "Traceback" not in errors
     assert "FAILED" not in printed
 
 
-def _imports_torch(session: int) -> bool:
-    """Whether the fork server of these processes is there and has loaded a part of torch."""
-    listed = subprocess.run(["ps", "-eo", "pid,sid,args"], capture_output=True, text=True).stdout.splitlines()
-    for pid, of, *arguments in map(str.split, listed[1:]):
-        if of == str(session) and any("multiprocessing.forkserver" in argument for argument in arguments):
-            with suppress(OSError):
-                return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-    return False
+# Python loads a module of this name when it starts, also in the fork server, where nothing else of ours can speak.
+TELLS_OF_TORCH = """
+import os, sys
+
+def tell(event, arguments):
+    if event == "import" and arguments[0] == "torch":
+        open(os.environ["TELL_OF_TORCH"], "w").close()
+
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
+    sys.addaudithook(tell)
+"""
 
 
 def test_two_runs_in_one_folder_refuse_each_other(tmp_path):
