@@ -22,7 +22,7 @@ from hemiola.clusters.ray.cluster import RayCluster
 from hemiola.clusters.ray.engine import Engine
 from hemiola.clusters.ray.factory import RayFactory
 from hemiola.clusters.ray.roster import Roster
-from hemiola.clusters.ray.worker import THREADS, Errand, Setup, Worker
+from hemiola.clusters.ray.worker import THREADS, Assignment, Setup, Worker
 from hemiola.clusters.stints import Finished
 from hemiola.contracts import Batch, Stint
 from hemiola.lab.experiment import Experiment
@@ -68,7 +68,7 @@ def best_of(baseline: Callable[[], None], call: Callable[[], None], rounds: int 
 class Echo(Worker):
     """A worker that computes nothing: every change is the same vector."""
 
-    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, Finished]:
+    def _compute(self, assignment: Assignment, start: Tensor, began: float) -> tuple[Tensor, Finished]:
         return self.runner.initial, Finished([1.0], [(None,)], [True])
 
 

@@ -24,7 +24,7 @@ import hemiola
 from hemiola.clusters.ray import roster
 from hemiola.clusters.ray.cluster import RayCluster
 from hemiola.clusters.ray.engine import Engine
-from hemiola.clusters.ray.roster import Roster, check_versions, hire, new_actor
+from hemiola.clusters.ray.roster import Roster, check_versions, new_actor, start_actors
 from hemiola.clusters.ray.worker import Setup
 from hemiola.errors import InputError
 from hemiola.lab.experiment import Experiment
@@ -42,7 +42,7 @@ class SharedRay:
 
     def __init__(self):
         self.engine = Engine(None, WORKERS)
-        self.actors = hire(self.engine, WORKERS, "cpu")
+        self.actors = start_actors(self.engine, WORKERS, "cpu")
         self.cluster = None
 
     def training(self, *, delay=None, max_restarts=0, hang_seconds=600.0, on=None, **experiment):
@@ -62,8 +62,8 @@ class SharedRay:
                 threads=1,
             )
             if self.cluster is not None:  # Whoever died in the test before has a successor, or gets one now.
-                seats = self.cluster.roster.seats
-                self.actors = [seat.actor or new_actor(self.engine, WORKERS, "cpu") for seat in seats]
+                slots = self.cluster.roster.slots
+                self.actors = [slot.actor or new_actor(self.engine, WORKERS, "cpu") for slot in slots]
             units = plan.batch // plan.order.unit
             roster = Roster(self.engine, self.actors, setup, units, max_restarts, hang_seconds)
             delays = None if delay is None else DelayStreams(parse_delay(delay), WORKERS, plan.seed)
@@ -208,9 +208,9 @@ def test_what_was_cancelled_leaves_no_trace_in_optimizer_or_residual(ray):
     training.run()
     memories = ray.cluster.roster.memories()
     assert memories[0]["optimizer"] is not None
-    assert memories[0]["owed"][0].abs().sum() > 0
+    assert memories[0]["residuals"][0].abs().sum() > 0
     assert [memories[worker]["optimizer"] for worker in (1, 2, 3)] == [None] * 3
-    assert [memories[worker]["owed"] for worker in (1, 2, 3)] == [{}] * 3
+    assert [memories[worker]["residuals"] for worker in (1, 2, 3)] == [{}] * 3
 
 
 def test_the_log_is_a_trace_for_predictions(ray, tmp_path):
@@ -231,8 +231,8 @@ def test_the_log_is_a_trace_for_predictions(ray, tmp_path):
 # ------------------------------------------------------------------------------------- death, silence, bad numbers
 
 
-def kill(seat):
-    os.kill(seat.pid, signal.SIGKILL)
+def kill(slot):
+    os.kill(slot.pid, signal.SIGKILL)
 
 
 def test_workers_killed_at_random_moments(ray, caplog):
@@ -242,11 +242,11 @@ def test_workers_killed_at_random_moments(ray, caplog):
         pace={"name": "k-async", "k": 2}, order="cd-grab", delay="exponential(0.02)", max_restarts=wanted,
         stop={"epochs": 500}, evaluate={"every_updates": 50},
     )  # fmt: skip
-    seats = ray.cluster.roster.seats
+    slots = ray.cluster.roster.slots
     killing = threading.Event()
 
     def strike():
-        working = [seat for seat in seats if seat.stint is not None and not seat.hung]
+        working = [slot for slot in slots if slot.stint is not None and not slot.hung]
         if len(working) >= 2:  # someone has to go on
             victim = chance.choice(working)
             kill(victim)
@@ -254,7 +254,7 @@ def test_workers_killed_at_random_moments(ray, caplog):
         killing.clear()
 
     def after_update(training):
-        deaths = sum(seat.deaths for seat in seats)
+        deaths = sum(slot.deaths for slot in slots)
         if deaths >= wanted:
             return training.epochs < 2
         if deaths == len(kills) and not killing.is_set():
@@ -266,7 +266,7 @@ def test_workers_killed_at_random_moments(ray, caplog):
         training.run(after_update)
     assert len(kills) >= wanted
     assert len(set(kills)) == len(kills)
-    assert sum(seat.deaths for seat in seats) == len(kills)
+    assert sum(slot.deaths for slot in slots) == len(kills)
     assert_every_epoch_is_a_permutation(training)
     assert training.ledger.total("cancelled") > 0
     training._evaluate()
@@ -281,11 +281,11 @@ def test_a_death_while_everyone_waits_for_everyone(ray):
 
     def after_update(training):
         if training.version == 5:
-            kill(ray.cluster.roster.seats[3])
+            kill(ray.cluster.roster.slots[3])
         return True
 
     assert training.run(after_update) == "done"
-    assert ray.cluster.roster.seats[3].deaths == 1
+    assert ray.cluster.roster.slots[3].deaths == 1
     for counts in training.ledger.counts["used"]:
         assert counts.tolist() == [1] * len(counts)
 
@@ -293,9 +293,9 @@ def test_a_death_while_everyone_waits_for_everyone(ray):
 def test_a_worker_that_may_not_come_back_is_done_without(ray):
     """With max_restarts = 0 the run goes on with three; waiting for all then means waiting for three."""
     training = ray.training(pace={"name": "k-batch-async", "k": 4}, stop={"updates": 40})
-    kill(ray.cluster.roster.seats[2])
+    kill(ray.cluster.roster.slots[2])
     assert training.run() == "done"
-    assert [seat.worker for seat in ray.cluster.roster.seats if seat.actor is None] == [2]
+    assert [slot.worker for slot in ray.cluster.roster.slots if slot.actor is None] == [2]
     assert training.ledger.totals["used"][2] == 0
     assert training.records[-1]["alive"] == 3
     assert_every_epoch_is_a_permutation(training)
@@ -303,7 +303,7 @@ def test_a_worker_that_may_not_come_back_is_done_without(ray):
 
 def test_a_run_that_cannot_visit_its_examples_any_more_says_so(ray):
     training = ray.training(pace="k-sync", stop={"epochs": 0.5})
-    kill(ray.cluster.roster.seats[1])
+    kill(ray.cluster.roster.slots[1])
     with pytest.raises(RuntimeError, match=r"cannot go on: workers \[1\] died more than max_restarts = 0 times"):
         training.run()
     assert training.version > 0
@@ -372,12 +372,12 @@ def test_a_worker_that_hangs_is_late_and_then_dead(ray, tmp_path, monkeypatch):
             flag.touch()
         if not before and ray.cluster.roster.hangs:
             before.append(training.version)
-        return not any(seat.deaths for seat in ray.cluster.roster.seats)
+        return not any(slot.deaths for slot in ray.cluster.roster.slots)
 
     training.run(after_update)
     assert ray.cluster.roster.hangs == 1
     assert before[0] < training.version  # updates went on without it before it was given up
-    assert sum(seat.deaths for seat in ray.cluster.roster.seats) == 1
+    assert sum(slot.deaths for slot in ray.cluster.roster.slots) == 1
     assert_every_epoch_is_a_permutation(training)
 
 
@@ -467,7 +467,7 @@ def test_a_state_of_another_cluster_is_refused(ray):
 
 
 def test_other_versions_on_the_nodes_are_refused(ray, monkeypatch):
-    hello = ray.engine.ray.get(ray.cluster.roster.seats[0].actor.hello.remote())
+    hello = ray.engine.ray.get(ray.cluster.roster.slots[0].actor.hello.remote())
     monkeypatch.setattr(hemiola, "__version__", "9.9.9")
     with pytest.raises(InputError, match=r"worker 0 on node .* has hemiola .*, this process has 9\.9\.9; install"):
         check_versions([hello])
@@ -480,9 +480,9 @@ def test_ray_listens_on_the_loopback_interface_only(ray):
 
 def test_a_crowded_machine_is_told_about(ray, monkeypatch, caplog):
     monkeypatch.setattr(ray.engine, "cpus", 1)
-    monkeypatch.setattr(roster, "new_actor", lambda *args: ray.cluster.roster.seats[0].actor)
+    monkeypatch.setattr(roster, "new_actor", lambda *args: ray.cluster.roster.slots[0].actor)
     with caplog.at_level(logging.WARNING):
-        hire(ray.engine, 2, "cpu")
+        start_actors(ray.engine, 2, "cpu")
     assert "2 workers share 1 CPUs: steps take longer than on machines of their own" in caplog.text
 
 

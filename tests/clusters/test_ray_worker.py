@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hemiola.clusters.ray.worker import Errand, Momentum, Outcome, Setup, Worker, pack_errand, unpack_outcome
+from hemiola.clusters.ray.worker import Assignment, Momentum, Outcome, Setup, Worker, pack_assignment, unpack_outcome
 from hemiola.contracts import Batch, Stint
 from hemiola.lab.experiment import Experiment
 from hemiola.optimizers import Optimizer
@@ -40,7 +40,7 @@ def run(
     momentum: Momentum | None = None,
 ) -> Outcome:
     stint = Stint(0, number, number, (Batch(0, 0, np.arange(4 * number, 4 * number + 4)),), (0.1,))
-    message = pack_errand(session, Errand(stint, (False,), (sleep,), counted))
+    message = pack_assignment(session, Assignment(stint, (False,), (sleep,), counted))
     return unpack_outcome(worker.run(message, worker.runner.initial.numpy().tobytes(), momentum))
 
 

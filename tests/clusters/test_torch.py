@@ -83,7 +83,7 @@ def four(tmp_path_factory: pytest.TempPathFactory):
     jobs = {name: Job(given) for name, given in (SAME | ALIKE | {"ghost": GHOST}).items()}
     jobs["ghost, stopped"] = Job(GHOST, folder, stop_at=3)
     jobs["ghost, resumed"] = Job(GHOST, folder)
-    found = train_on_ranks(list(jobs.values()), 4, folder / "meeting")
+    found = train_on_ranks(list(jobs.values()), 4, folder / "rendezvous")
     return dict(zip(jobs, found, strict=True))
 
 
@@ -204,7 +204,7 @@ def test_a_new_deal_starts_where_the_old_one_was(tmp_path: Path) -> None:
     state["cluster"] = {
         "workers": 2,
         "seconds": 1.5,
-        "ranks": [{"runner": one, "mean": "owed", "drawn": 9} for one in runners],
+        "ranks": [{"runner": one, "mean": "residual", "drawn": 9} for one in runners],
     }
     plan, make = Experiment(given | {"workers": 5}).cells[0].plan(None)
     new = Training(plan, make)
@@ -235,7 +235,7 @@ def test_lenet_on_cifar10_is_what_it_is_in_the_simulator(tmp_path: Path, data_fo
         "evaluate": {"every_updates": 6, "train_examples": 200},
         "order": {"name": "cd-grab", "sketch": "fold:64"},
     }
-    (ranks,) = train_on_ranks([Job(given, data=data_folder)], 2, tmp_path / "meeting")
+    (ranks,) = train_on_ranks([Job(given, data=data_folder)], 2, tmp_path / "rendezvous")
     here = train_here(Job(given | {"cluster": "simulated"}, data=data_folder))
     assert torch.equal(ranks[0].weights, ranks[1].weights)
     torch.testing.assert_close(ranks[0].weights, here.weights, rtol=1e-3, atol=1e-4)

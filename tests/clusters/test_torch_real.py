@@ -103,14 +103,14 @@ def wait_until(what: Callable[[], bool], seconds: float = 200) -> None:
 
 def test_a_killed_rank_comes_back_and_the_weights_are_as_if_it_had_not_died(tmp_path: Path, importable: None) -> None:
     """The last rank kills itself in mid-epoch, after update 10 of 18, one update after a checkpoint."""
-    meeting, folder = tmp_path / "meeting", tmp_path / "cell"
-    meeting.mkdir()
+    rendezvous, folder = tmp_path / "rendezvous", tmp_path / "cell"
+    rendezvous.mkdir()
     folder.mkdir()
-    (meeting / "jobs").write_bytes(pickle.dumps(jobs_plain([Job(GIVEN, folder, kill_at=10)])))
+    (rendezvous / "jobs").write_bytes(pickle.dumps(jobs_plain([Job(GIVEN, folder, kill_at=10)])))
     before = descendants(os.getpid())
-    assert launch("torch_ranks", [str(meeting)], 2, 1, meeting)
+    assert launch("torch_ranks", [str(rendezvous)], 2, 1, rendezvous)
     assert set(descendants(os.getpid())) <= set(before)
-    ranks = [torch.load(meeting / f"{rank}.pt", weights_only=True)[0] for rank in (0, 1)]
+    ranks = [torch.load(rendezvous / f"{rank}.pt", weights_only=True)[0] for rank in (0, 1)]
     ((first, second),) = train_on_ranks([Job(GIVEN)], 2, tmp_path / "uninterrupted")
     assert first.updates > 12
     for again, never_died in zip(ranks, (first, second), strict=True):
@@ -174,7 +174,7 @@ def test_torchrun_goes_through_the_cells_together(tmp_path: Path, importable: No
         found = list(csv.DictReader(rows))
     assert [(row["run"], row["workers"], row["status"]) for row in found] == [("a", "2", "done"), ("b", "2", "done")]
     given = GIVEN | {"stop": {"epochs": 2}}
-    ((here, _),) = train_on_ranks([Job(given)], 2, tmp_path / "meeting")
+    ((here, _),) = train_on_ranks([Job(given)], 2, tmp_path / "rendezvous")
     assert [float(row["train_loss"]) for row in found] == [here.curve()[-1]] * 2
     assert (out / "report.html").exists()
     assert done.stdout.count("[2/2] b seed 0: done") == 1, "only rank 0 talks"

@@ -85,22 +85,22 @@ def train_here(job: Job) -> Trained:
         training.close()
 
 
-def train_on_ranks(jobs: list[Job], workers: int, meeting: Path) -> list[list[Trained]]:
+def train_on_ranks(jobs: list[Job], workers: int, rendezvous: Path) -> list[list[Trained]]:
     """Train all jobs, one after the other, in one group; returns for each job what every rank has."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hemiola.lab.ranks", "torch._dynamo", "sklearn.datasets"])
-    meeting.mkdir(exist_ok=True)
+    rendezvous.mkdir(exist_ok=True)
     processes = []
     for rank in range(workers):
         place = Place(rank, workers, rank, 0)
-        argument = {"JOBS": (jobs_plain(jobs), vars(place), str(meeting))}
+        argument = {"JOBS": (jobs_plain(jobs), vars(place), str(rendezvous))}
         processes.append(context.Process(target=runpy.run_path, args=(str(FILE), argument, "__rank__"), daemon=True))
     for process in processes:
         process.start()
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * workers
-    found = [torch.load(meeting / f"{rank}.pt", weights_only=True) for rank in range(workers)]
+    found = [torch.load(rendezvous / f"{rank}.pt", weights_only=True) for rank in range(workers)]
     return [[Trained(**one) for one in everyone] for everyone in zip(*found, strict=True)]
 
 
@@ -109,14 +109,14 @@ def jobs_plain(jobs: list[Job]) -> list[dict[str, Any]]:
     return [vars(job) for job in jobs]
 
 
-def run_rank(jobs: list[dict[str, Any]], place: Place, meeting: Path) -> None:
+def run_rank(jobs: list[dict[str, Any]], place: Place, rendezvous: Path) -> None:
     """What every rank does."""
     sys.path.insert(0, str(FILE.parent))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    join(place, "gloo", 120, meeting / f"group-{place.restarts}")
+    join(place, "gloo", 120, rendezvous / f"group-{place.restarts}")
     trained = [_train_as_rank(Job(**job), place) for job in jobs]
-    torch.save([vars(one) for one in trained], meeting / f"{place.rank}.pt")
+    torch.save([vars(one) for one in trained], rendezvous / f"{place.rank}.pt")
     leave()
 
 
@@ -209,8 +209,8 @@ def broken() -> Task:
 
 
 if __name__ == "__rank__":
-    _jobs, _place, _meeting = JOBS  # type: ignore[name-defined]  # noqa: F821 - given by train_on_ranks
-    run_rank(_jobs, Place(**_place), Path(_meeting))
+    _jobs, _place, _rendezvous = JOBS  # type: ignore[name-defined]  # noqa: F821 - given by train_on_ranks
+    run_rank(_jobs, Place(**_place), Path(_rendezvous))
 elif __name__ == "__main__":
     # Started by the elastic launcher: `python -m torch_ranks MEETING`, with the jobs in MEETING/jobs.
     import pickle

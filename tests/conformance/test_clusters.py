@@ -67,7 +67,7 @@ def train_all(cluster: str, folder: Path) -> dict[str, Trained]:
     jobs["resumed"] = Job(on(cluster, JOBS["both"]), folder)
     folder.mkdir()
     if cluster == "torch":
-        found = train_on_ranks(list(jobs.values()), WORKERS, folder / "meeting")
+        found = train_on_ranks(list(jobs.values()), WORKERS, folder / "rendezvous")
         for name, ranks in zip(jobs, found, strict=True):
             assert all(torch.equal(ranks[0].weights, other.weights) for other in ranks), name
         return {name: ranks[0] for name, ranks in zip(jobs, found, strict=True)}

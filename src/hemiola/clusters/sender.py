@@ -26,7 +26,7 @@ class Sender:
         self.numbers = numbers
         self.seed = seed
         self.message_bytes = exchange.codec.size(numbers)
-        self._owed: dict[int, Tensor] = {}
+        self._residuals: dict[int, Tensor] = {}
 
     @property
     def exact(self) -> bool:
@@ -56,20 +56,20 @@ class Sender:
         return payload if self.exact else self.exchange.codec.decode(payload, self.numbers)
 
     def _pack(self, row: Tensor, stint: Stint) -> tuple[Tensor, Tensor | None]:
-        """The bytes; and what they decode to, where that had to be found out to know what is owed."""
+        """The bytes; and what they decode to, where that had to be found out for the residual."""
         codec = self.exchange.codec
         draws = torch_stream("wire", self.seed, stint.worker, stint.number) if codec.stochastic else None
         if not self.exchange.feedback:
             return codec.encode(row, draws), None
-        owed = self._owed.get(stint.worker)
-        wanted = row if owed is None else row + owed
+        residual = self._residuals.get(stint.worker)
+        wanted = row if residual is None else row + residual
         payload = codec.encode(wanted, draws)
         decoded = codec.decode(payload, self.numbers)
-        self._owed[stint.worker] = wanted - decoded
+        self._residuals[stint.worker] = wanted - decoded
         return payload, decoded
 
     def state_dict(self) -> State:
-        return {"owed": dict(self._owed)}
+        return {"residuals": dict(self._residuals)}
 
     def load_state_dict(self, state: State) -> None:
-        self._owed = dict(state["owed"])
+        self._residuals = dict(state["residuals"])

@@ -22,7 +22,7 @@ from hemiola.contracts import Order, State, Total, Visit
 from hemiola.streams import stream
 
 WATCHED = 64  # numbers of a row that are watched, about
-BLOCK = 64  # steps that are looked at together
+BLOCK = 64  # steps that are taken in together
 POINTS = 4096  # of an epoch at which the sum so far is known, at most
 SAMPLE = 512  # rows of an epoch that the bound of a random order is found from
 
@@ -40,10 +40,10 @@ class EpochTrace:
 
     def __init__(self, picks: np.ndarray, width: int, dtype: np.dtype[np.floating]) -> None:
         self.picks = picks
-        self.recent = np.zeros((4 * BLOCK, width), dtype)  # rows that were not looked at yet
+        self.recent = np.zeros((4 * BLOCK, width), dtype)  # rows that were not taken in yet
         self.held = 0  # how many
         self.shapes: list[tuple[list[int], list[int]]] = []  # of each of their updates: workers, and rows of each
-        self.rows = self.used = 0  # that were looked at, and those of them that are finite
+        self.rows = self.used = 0  # that were taken in, and those of them that are finite
         self.reached = np.zeros(1)  # their sum
         self.stride = 1  # steps from one point to the next
         self.points: list[np.ndarray] = []
@@ -59,9 +59,9 @@ class EpochTrace:
         np.concatenate(rows, out=self.recent[start : self.held])
         self.shapes.append((workers, lengths))
         if self.held >= BLOCK * len(workers):
-            self.look()
+            self.take_in()
 
-    def look(self) -> None:
+    def take_in(self) -> None:
         """Move on to where the recent rows lead; one that is not finite counts as zero."""
         rows = self.recent[: self.held]
         finite = np.asarray(np.isfinite(rows).all(1))
@@ -166,7 +166,7 @@ class Monitor:
         if trace is None:
             return
         if trace.held:
-            trace.look()
+            trace.take_in()
         mean = trace.reached / max(trace.used, 1)
         strayed = (points - counts[:, None] * mean for points, counts in zip(trace.points, trace.counts, strict=True))
         sample = np.concatenate(trace.sample).astype(np.float64)

@@ -1,7 +1,7 @@
 """Going on with another number of workers: a checkpoint made fit for a new deal of the examples.
 
 Weights, the server's optimizer, the period's state, the log and all totals carry over. Each worker's own optimizer
-starts with the mean of what the old ones remembered; what a narrow wire still owed is forgotten.
+starts with the mean of what the old ones remembered; residuals of a narrow wire are forgotten.
 
 One deck knows nothing of workers: it goes on where it was, with its order, and no example comes twice or not at all.
 Shards are dealt again by the experiment's own split, so orders begin anew, and every worker starts at the place of the

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hemiola.clusters.merging import all_finite, fresh_like, shares, spread_of, weighted_sum
 from hemiola.clusters.ray.engine import Engine
-from hemiola.clusters.ray.roster import Event, Roster, Seat
-from hemiola.clusters.ray.worker import FEW_BYTES, Errand, Momentum, Outcome, Setup, as_tensor
+from hemiola.clusters.ray.roster import Event, Roster, Slot
+from hemiola.clusters.ray.worker import FEW_BYTES, Assignment, Momentum, Outcome, Setup, as_tensor
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import Pace, Report, State, Stint, Update, Work
@@ -90,7 +90,7 @@ class RayCluster:
 
     def live_versions(self) -> set[int]:
         """Versions that stints under way have read."""
-        return {seat.stint.version for seat in self.roster.seats if seat.stint is not None}
+        return {slot.stint.version for slot in self.roster.slots if slot.stint is not None}
 
     # --------------------------------------------------------------------------------------------------- one update
 
@@ -99,12 +99,12 @@ class RayCluster:
         if self._began is None:
             self._began = time.monotonic()
         this = _Round()
-        for seat in self.roster.seats:
-            if seat.free:
-                this.idle_seconds += self.now - seat.free_since
-                self._start(seat)
-            if seat.free:
-                self.roster.stop(seat)
+        for slot in self.roster.slots:
+            if slot.free:
+                this.idle_seconds += self.now - slot.free_since
+                self._start(slot)
+            if slot.free:
+                self.roster.stop(slot)
         while not self._enough(this):
             wanted = self.pace.k() - len(this.arrived) if self.pace.idles else 1
             for event in self.roster.wait(max(wanted, 1)):
@@ -121,30 +121,30 @@ class RayCluster:
         """Whether an update can be made: K reports, or as many as the living can give."""
         if self.race.complete:
             return True
-        if any(seat.busy for seat in self.roster.seats):
+        if any(slot.busy for slot in self.roster.slots):
             return False
         if this.arrived:
             return True
-        if any(seat.reference is not None for seat in self.roster.seats):
+        if any(slot.reference is not None for slot in self.roster.slots):
             return False  # Someone is starting, or may yet wake up.
-        dead = [seat.worker for seat in self.roster.seats if seat.actor is None]
+        dead = [slot.worker for slot in self.roster.slots if slot.actor is None]
         raise RuntimeError(
             f"the run cannot go on: workers {dead} died more than max_restarts = {self.roster.max_restarts} times, "
             "and the others have no work left"
         )
 
-    def _start(self, seat: Seat) -> None:
-        stint = self.work.assign(seat.worker)
+    def _start(self, slot: Slot) -> None:
+        stint = self.work.assign(slot.worker)
         if stint is None:
             return
         sleeps: tuple[float, ...] = ()
         if self.delays is not None:
-            first = self._draws[seat.worker]
-            sleeps = tuple(self.delays.seconds(seat.worker, first + i) for i in range(len(stint.batches)))
-            self._draws[seat.worker] += len(stint.batches)
-        self.race.start(seat.worker)
-        errand = Errand(stint, self.work.wants_sketches(stint), sleeps, seat.counted)
-        self.roster.send(seat, errand, self._published())
+            first = self._draws[slot.worker]
+            sleeps = tuple(self.delays.seconds(slot.worker, first + i) for i in range(len(stint.batches)))
+            self._draws[slot.worker] += len(stint.batches)
+        self.race.start(slot.worker)
+        assignment = Assignment(stint, self.work.wants_sketches(stint), sleeps, slot.counted)
+        self.roster.send(slot, assignment, self._published())
 
     def _published(self) -> Any:
         """The weights of the present version as workers get them: once in the object store, unless they are few."""
@@ -156,64 +156,64 @@ class RayCluster:
 
     def _take(self, event: Event, this: _Round) -> None:
         """Take note of what happened to a worker."""
-        seat = event.seat
+        slot = event.slot
         if event.kind == "finished":
             assert event.outcome is not None
-            self._finished(seat, event.outcome, this)
+            self._finished(slot, event.outcome, this)
         elif event.kind == "ready":
-            seat.free_since = self.now
-            self._start(seat)
-        elif not seat.hung:
-            self._lose(seat, this)
-            seat.hung = event.kind == "hung"
+            slot.free_since = self.now
+            self._start(slot)
+        elif not slot.hung:
+            self._lose(slot, this)
+            slot.hung = event.kind == "hung"
         if event.kind == "died":
-            seat.stint, seat.hung = None, False
+            slot.stint, slot.hung = None, False
 
-    def _finished(self, seat: Seat, outcome: Outcome, this: _Round) -> None:
-        stint, seat.stint = seat.stint, None
+    def _finished(self, slot: Slot, outcome: Outcome, this: _Round) -> None:
+        stint, slot.stint = slot.stint, None
         assert stint is not None
-        seat.free_since = self._last_arrival = self.now
+        slot.free_since = self._last_arrival = self.now
         this.durations.append(outcome.seconds / len(stint.batches))
         self._measured.step(stint.worker, this.durations[-1])
         this.sent_bytes += outcome.report_bytes
-        if seat.hung:
+        if slot.hung:
             # It was given up long ago, and its units with it.
             this.wasted_seconds += outcome.seconds
-            self._start(seat)
+            self._start(slot)
             return
-        fate = self.race.finish(seat.worker)
+        fate = self.race.finish(slot.worker)
         if fate is COUNTS:
-            this.idle_seconds += max(time.monotonic() - seat.started - outcome.seconds, 0.0)
-            this.arrived.append(_Arrival(stint, outcome, time.monotonic() - seat.started))
+            this.idle_seconds += max(time.monotonic() - slot.started - outcome.seconds, 0.0)
+            this.arrived.append(_Arrival(stint, outcome, time.monotonic() - slot.started))
             # Also when it is refused: then the worker has forgotten its optimizer's memory.
-            seat.counted, seat.momentum = stint.number, None
+            slot.counted, slot.momentum = stint.number, None
         else:
             this.wasted_seconds += outcome.seconds
             (this.cancelled if fate is LATE else this.dropped).append(stint)
             if fate is LATE:
                 self.work.give_back(stint)
         if not self.race.rests(fate):
-            self._start(seat)
+            self._start(slot)
 
-    def _lose(self, seat: Seat, this: _Round) -> None:
+    def _lose(self, slot: Slot, this: _Round) -> None:
         """The stint of this worker will not be used; its units come again."""
-        if seat.stint is None:
+        if slot.stint is None:
             return
-        self.race.lose(seat.worker)
-        ran = time.monotonic() - seat.started
+        self.race.lose(slot.worker)
+        ran = time.monotonic() - slot.started
         this.wasted_seconds += ran
-        this.cancelled.append(seat.stint)
-        self.work.give_back(seat.stint)
+        this.cancelled.append(slot.stint)
+        self.work.give_back(slot.stint)
 
     def _cancel(self, workers: list[int], this: _Round) -> None:
         """The update does not wait for these."""
         for worker in workers:
-            seat = self.roster.seats[worker]
-            assert seat.stint is not None
-            this.censored.append((time.monotonic() - seat.started) / len(seat.stint.batches))
-            self._lose(seat, this)
-            self.roster.abandon(seat)
-            seat.free_since = self.now
+            slot = self.roster.slots[worker]
+            assert slot.stint is not None
+            this.censored.append((time.monotonic() - slot.started) / len(slot.stint.batches))
+            self._lose(slot, this)
+            self.roster.abandon(slot)
+            slot.free_since = self.now
 
     # -------------------------------------------------------------------------------------------------------- merge
 
@@ -273,17 +273,17 @@ class RayCluster:
             vectors = {name: np.mean([each[name] for each in sent if name in each], axis=0) for name in sent[0]}
         momentum = self.engine.ray.put(Momentum(vectors))
         for arrival in good:
-            self.roster.seats[arrival.stint.worker].momentum = momentum
+            self.roster.slots[arrival.stint.worker].momentum = momentum
 
     # ---------------------------------------------------------------------------------------------- log, state, end
 
     def telemetry(self) -> State:
         """Measured step and exchange times since the call before, and who is there."""
-        seats = self.roster.seats
+        slots = self.roster.slots
         return {
             **self._measured.take(),
-            "alive": sum(seat.actor is not None for seat in seats),
-            "deaths": sum(seat.deaths for seat in seats),
+            "alive": sum(slot.actor is not None for slot in slots),
+            "deaths": sum(slot.deaths for slot in slots),
             "hangs": self.roster.hangs,
         }
 
@@ -297,12 +297,12 @@ class RayCluster:
             "now": self.now,
             "updates": self.race.version,
             "draws": list(self._draws),
-            "under_way": [seat.stint.as_state() for seat in self.roster.seats if seat.busy and seat.stint is not None],
+            "under_way": [slot.stint.as_state() for slot in self.roster.slots if slot.busy and slot.stint is not None],
             "memories": self.roster.memories() if keeps_memory else {},
             "momentum": {
-                seat.worker: _as_tensors(ray.get(seat.momentum).vectors)
-                for seat in self.roster.seats
-                if seat.momentum is not None
+                slot.worker: _as_tensors(ray.get(slot.momentum).vectors)
+                for slot in self.roster.slots
+                if slot.momentum is not None
             },
             "directions": self.roster.directions,
         }
@@ -318,9 +318,9 @@ class RayCluster:
         self.roster.begin(state["memories"])
         for worker, vectors in state["momentum"].items():
             arrays = None if vectors is None else {name: vector.numpy() for name, vector in vectors.items()}
-            self.roster.seats[worker].momentum = self.engine.ray.put(Momentum(arrays))
-        for seat in self.roster.seats:
-            seat.free_since = self.now
+            self.roster.slots[worker].momentum = self.engine.ray.put(Momentum(arrays))
+        for slot in self.roster.slots:
+            slot.free_since = self.now
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here."""

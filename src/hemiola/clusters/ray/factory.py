@@ -76,7 +76,7 @@ class RayFactory(ClusterFactory):
         """Start or join Ray and start the workers."""
         from hemiola.clusters.ray.cluster import RayCluster
         from hemiola.clusters.ray.engine import Engine
-        from hemiola.clusters.ray.roster import Roster, hire
+        from hemiola.clusters.ray.roster import Roster, start_actors
         from hemiola.clusters.ray.worker import Setup
 
         self.check(plan.period, plan.pace, plan.exchange)
@@ -96,7 +96,7 @@ class RayFactory(ClusterFactory):
                 deck=plan.deck,
             )
             units_per_batch = plan.batch // plan.order.unit
-            actors = hire(engine, self.workers, self.device)
+            actors = start_actors(engine, self.workers, self.device)
             roster = Roster(engine, actors, setup, units_per_batch, self.max_restarts, self.hang_seconds)
             return RayCluster(work, engine, roster, setup, plan.pace, self.delays.streams(plan.seed))
         except BaseException:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from hemiola.clusters.ray.engine import Engine
-from hemiola.clusters.ray.worker import THREADS, Errand, Outcome, Setup, Worker, pack_errand, unpack_outcome
+from hemiola.clusters.ray.worker import THREADS, Assignment, Outcome, Setup, Worker, pack_assignment, unpack_outcome
 from hemiola.contracts import State, Stint
 from hemiola.errors import FailedElsewhere, InputError, told
 
@@ -31,7 +31,7 @@ _SESSIONS = itertools.count(1)
 
 
 @dataclass
-class Seat:
+class Slot:
     """One worker's place.
 
     Attributes:
@@ -78,12 +78,12 @@ class Seat:
 class Event(NamedTuple):
     """Something happened to a worker: it finished, died, hung, or is ready to work; and what it finished with."""
 
-    seat: Seat
+    slot: Slot
     kind: Literal["finished", "died", "hung", "ready"]
     outcome: Outcome | None = None
 
 
-def hire(engine: Engine, workers: int, device: str) -> list[Any]:
+def start_actors(engine: Engine, workers: int, device: str) -> list[Any]:
     """Start so many actors and see that they are of our kind; they know nothing of a run yet."""
     if workers > engine.cpus and device != "cuda":
         log.warning("%d workers share %d CPUs: steps take longer than on machines of their own", workers, engine.cpus)
@@ -122,7 +122,7 @@ class Roster:
 
     Args:
         engine: The connection to Ray.
-        actors: The workers, as `hire` gives them.
+        actors: The workers, as `start_actors` gives them.
         setup: What they are to know of the run.
         units_per_batch: For finding ghost directions.
         max_restarts: How often each may be started again.
@@ -144,17 +144,17 @@ class Roster:
         self.hang_seconds = hang_seconds
         self.hangs = 0
         self.directions: State | None = None
-        self.seats = [Seat(worker, actor) for worker, actor in enumerate(actors)]
+        self.slots = [Slot(worker, actor) for worker, actor in enumerate(actors)]
         self._device = setup.device
         self._slowest = 0.0
-        self._next_look = 0.0  # when deadlines are looked at again
+        self._next_check = 0.0  # when deadlines are looked at again
         try:
             self._setup = self.ray.put(setup)
         except TypeError as error:
             raise InputError(f"the task cannot be sent to other processes: {' '.join(str(error).split())}") from None
         self.begin({})
         if setup.sketch is not None and setup.sketch.startswith("ghost"):
-            probe = self.seats[0].actor.find_directions.remote(units_per_batch)
+            probe = self.slots[0].actor.find_directions.remote(units_per_batch)
             self.directions = _answers(engine, [probe])[0]
             self.begin({})
 
@@ -163,105 +163,105 @@ class Roster:
     def begin(self, memories: dict[int, State]) -> None:
         """Build everyone's model, with these memories, and wait until all are ready; stints from before are void."""
         self._session = next(_SESSIONS)
-        hellos = _answers(self.engine, [self._begin(seat, memories.get(seat.worker)) for seat in self.seats])
-        for seat, hello in zip(self.seats, hellos, strict=True):
-            seat.pid = hello["pid"]
+        hellos = _answers(self.engine, [self._begin(slot, memories.get(slot.worker)) for slot in self.slots])
+        for slot, hello in zip(self.slots, hellos, strict=True):
+            slot.pid = hello["pid"]
 
-    def _begin(self, seat: Seat, memory: State | None = None) -> Any:
-        return seat.actor.begin.remote(self._session, seat.worker, self._setup, self.directions, memory)
+    def _begin(self, slot: Slot, memory: State | None = None) -> Any:
+        return slot.actor.begin.remote(self._session, slot.worker, self._setup, self.directions, memory)
 
     # ------------------------------------------------------------------------------------------------------ working
 
-    def send(self, seat: Seat, errand: Errand, weights: Any) -> None:
+    def send(self, slot: Slot, assignment: Assignment, weights: Any) -> None:
         """Give a free worker a stint."""
-        told = () if seat.momentum is None else (seat.momentum,)
-        seat.reference = seat.actor.run.remote(pack_errand(self._session, errand), weights, *told)
-        seat.stint = errand.stint
-        seat.started = time.monotonic()
-        slowest = PATIENCE * self._slowest * len(errand.stint.batches) + sum(errand.sleeps)
+        told = () if slot.momentum is None else (slot.momentum,)
+        slot.reference = slot.actor.run.remote(pack_assignment(self._session, assignment), weights, *told)
+        slot.stint = assignment.stint
+        slot.started = time.monotonic()
+        slowest = PATIENCE * self._slowest * len(assignment.stint.batches) + sum(assignment.sleeps)
         least = self.hang_seconds if self._slowest else FIRST_PATIENCE * self.hang_seconds
-        seat.deadline = max(least, slowest)
-        seat.hung = False
-        seat.abandoned = None
+        slot.deadline = max(least, slowest)
+        slot.hung = False
+        slot.abandoned = None
 
-    def abandon(self, seat: Seat) -> None:
+    def abandon(self, slot: Slot) -> None:
         """Do not wait for this worker any more. Its next stint will stop it; where there is none, ``stop`` does."""
-        assert seat.stint is not None
-        seat.abandoned = seat.stint.number
-        seat.stint = seat.reference = None
+        assert slot.stint is not None
+        slot.abandoned = slot.stint.number
+        slot.stint = slot.reference = None
 
-    def stop(self, seat: Seat) -> None:
+    def stop(self, slot: Slot) -> None:
         """Tell an abandoned worker that has no next stint to stop."""
-        if seat.abandoned is not None:
-            seat.actor.cancel.remote(seat.abandoned)
-            seat.abandoned = None
+        if slot.abandoned is not None:
+            slot.actor.cancel.remote(slot.abandoned)
+            slot.abandoned = None
 
     def wait(self, wanted: int) -> list[Event]:
         """What happened until so many workers had something to tell, or a little time passed."""
-        watched = {seat.reference: seat for seat in self.seats if seat.reference is not None}
+        watched = {slot.reference: slot for slot in self.slots if slot.reference is not None}
         ready, _ = self.ray.wait(list(watched), num_returns=min(wanted, len(watched)), timeout=TICK_SECONDS)
-        events = [self._look(watched[reference]) for reference in ready]
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + TICK_SECONDS
+        events = [self._examine(watched[reference]) for reference in ready]
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + TICK_SECONDS
             self.engine.check()
-            silent = [seat for seat in self.seats if seat.stint is not None and seat.reference in watched]
-            events += [event for seat in silent if (event := self._overdue(seat)) is not None]
+            silent = [slot for slot in self.slots if slot.stint is not None and slot.reference in watched]
+            events += [event for slot in silent if (event := self._overdue(slot)) is not None]
         return events
 
-    def _look(self, seat: Seat) -> Event:
+    def _examine(self, slot: Slot) -> Event:
         errors = self.ray.exceptions
         try:
-            outcome = self.ray.get(seat.reference)
+            outcome = self.ray.get(slot.reference)
         except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
-            return self._died(seat, str(error).partition("\n")[0])
+            return self._died(slot, str(error).partition("\n")[0])
         except errors.RayTaskError as error:
             raise _plain(error) from None
-        seat.reference = None
-        if seat.stint is None:
-            seat.pid = outcome["pid"]
+        slot.reference = None
+        if slot.stint is None:
+            slot.pid = outcome["pid"]
             check_versions([outcome])
-            return Event(seat, "ready")
+            return Event(slot, "ready")
         outcome = unpack_outcome(outcome)
-        self._slowest = max(self._slowest, outcome.seconds / len(seat.stint.batches))
-        return Event(seat, "finished", outcome)
+        self._slowest = max(self._slowest, outcome.seconds / len(slot.stint.batches))
+        return Event(slot, "finished", outcome)
 
-    def _overdue(self, seat: Seat) -> Event | None:
-        taken = time.monotonic() - seat.started
-        if taken <= seat.deadline or self.ray.wait([seat.reference], timeout=0)[0]:
+    def _overdue(self, slot: Slot) -> Event | None:
+        taken = time.monotonic() - slot.started
+        if taken <= slot.deadline or self.ray.wait([slot.reference], timeout=0)[0]:
             return None  # It has time, or it has answered and was not looked at yet.
-        if taken > 2 * seat.deadline:
-            self.ray.kill(seat.actor)
-            return self._died(seat, f"did not answer for {taken:.1f} s")
-        if seat.hung:
+        if taken > 2 * slot.deadline:
+            self.ray.kill(slot.actor)
+            return self._died(slot, f"did not answer for {taken:.1f} s")
+        if slot.hung:
             return None
         self.hangs += 1
-        log.warning("worker %d has not answered for %.1f s; nobody waits for it any more", seat.worker, taken)
-        return Event(seat, "hung")
+        log.warning("worker %d has not answered for %.1f s; nobody waits for it any more", slot.worker, taken)
+        return Event(slot, "hung")
 
-    def _died(self, seat: Seat, why: str) -> Event:
-        """Replace a dead actor, or leave the seat empty if it died too often; the stint is the caller's to see to."""
+    def _died(self, slot: Slot, why: str) -> Event:
+        """Replace a dead actor, or leave the slot empty if it died too often; the stint is the caller's to see to."""
         self.engine.check()  # Workers die with their Ray, and it cannot start others.
-        seat.deaths += 1
-        seat.abandoned, seat.counted, seat.momentum = None, -1, None
-        if seat.deaths > self.max_restarts:
+        slot.deaths += 1
+        slot.abandoned, slot.counted, slot.momentum = None, -1, None
+        if slot.deaths > self.max_restarts:
             log.warning(
-                "worker %d died (%s) and is not started again: max_restarts = %d", seat.worker, why, self.max_restarts
+                "worker %d died (%s) and is not started again: max_restarts = %d", slot.worker, why, self.max_restarts
             )
-            seat.actor = seat.reference = None
+            slot.actor = slot.reference = None
         else:
-            log.warning("worker %d died (%s); start %d of at most %d", seat.worker, why, seat.deaths, self.max_restarts)
-            seat.actor = new_actor(self.engine, len(self.seats), self._device)
-            seat.reference = self._begin(seat)
-        return Event(seat, "died")
+            log.warning("worker %d died (%s); start %d of at most %d", slot.worker, why, slot.deaths, self.max_restarts)
+            slot.actor = new_actor(self.engine, len(self.slots), self._device)
+            slot.reference = self._begin(slot)
+        return Event(slot, "died")
 
     # ---------------------------------------------------------------------------------------------------- the others
 
     def memories(self) -> dict[int, State]:
         """What the workers remember of the stints that counted; of those that answer."""
         asked = {
-            seat.worker: seat.actor.memory.options(concurrency_group="control").remote(seat.counted)
-            for seat in self.seats
-            if seat.free or seat.stint is not None
+            slot.worker: slot.actor.memory.options(concurrency_group="control").remote(slot.counted)
+            for slot in self.slots
+            if slot.free or slot.stint is not None
         }
         found = {}
         for worker, reference in asked.items():
@@ -273,10 +273,10 @@ class Roster:
 
     def close(self) -> None:
         """End all actors."""
-        for seat in self.seats:
-            if seat.actor is not None and self.ray.is_initialized() and not self.engine.dead:
-                self.ray.kill(seat.actor)
-            seat.actor = seat.reference = seat.stint = None
+        for slot in self.slots:
+            if slot.actor is not None and self.ray.is_initialized() and not self.engine.dead:
+                self.ray.kill(slot.actor)
+            slot.actor = slot.reference = slot.stint = None
 
 
 def _answers(engine: Engine, references: list[Any]) -> list[Any]:

@@ -71,7 +71,7 @@ class Setup:
     deck: bool = False
 
 
-class Errand(NamedTuple):
+class Assignment(NamedTuple):
     """A stint and what goes with it.
 
     Attributes:
@@ -224,31 +224,33 @@ class Worker:
 
     @_failing_with_its_traceback()
     def run(self, message: bytes, weights: np.ndarray | bytes, momentum: Momentum | None = None) -> Outcome | bytes:
-        """Run a stint, an `Errand` as ``pack_errand`` made it, from these weights; stints before it are cancelled."""
+        """Run the stint of a packed `Assignment` from these weights; stints before it are cancelled."""
         began = time.perf_counter()
-        session, errand = unpack_errand(message)
+        session, assignment = unpack_assignment(message)
         if session == self._session:
-            self.cancel(errand.stint.number - 1)
+            self.cancel(assignment.stint.number - 1)
         with self._turn:
             try:
                 if session != self._session:
                     raise _CancelledError
-                return pack_outcome(self._run(errand, weights, momentum, began))
+                return pack_outcome(self._run(assignment, weights, momentum, began))
             except _CancelledError:
                 return pack_outcome(Outcome(time.perf_counter() - began, 0.0, None, (), None))
 
-    def _run(self, errand: Errand, weights: np.ndarray | bytes, momentum: Momentum | None, began: float) -> Outcome:
-        stint = errand.stint
+    def _run(
+        self, assignment: Assignment, weights: np.ndarray | bytes, momentum: Momentum | None, began: float
+    ) -> Outcome:
+        stint = assignment.stint
         self._wait_until(stint.number, began)  # A stint after this one may have been the first to get its turn.
         torch.set_num_threads(self.setup.threads)  # holds for this thread only
-        self._settle(errand.counted)
+        self._settle(assignment.counted)
         if momentum is not None:
             self._take_momentum(momentum)
         start = np.frombuffer(weights, self.runner.initial.numpy().dtype) if isinstance(weights, bytes) else weights
         with self._memory_lock:
             self._running, self._ahead = True, stint.number
         try:
-            change, finished = self._compute(errand, as_tensor(start), began)
+            change, finished = self._compute(assignment, as_tensor(start), began)
         finally:
             self._running = False
         seconds = time.perf_counter() - began
@@ -266,15 +268,15 @@ class Worker:
             self._cancelled = max(self._cancelled, number)
             self._bell.notify_all()
 
-    def _compute(self, errand: Errand, start: Tensor, began: float) -> tuple[Tensor, Finished]:
+    def _compute(self, assignment: Assignment, start: Tensor, began: float) -> tuple[Tensor, Finished]:
         """The local steps of a stint, each as long as it is to take.
 
         A step with a delay sleeps first and computes last, to be ready when its time is over. Would it compute first,
         all workers that an update has started would do so at the same time, on a machine they share; and who is
         cancelled would have done it for nothing.
         """
-        stint = errand.stint
-        ends = (began + np.cumsum(errand.sleeps)).tolist()
+        stint = assignment.stint
+        ends = (began + np.cumsum(assignment.sleeps)).tolist()
         woke = self._sleep_before(stint.number, ends, 0)
 
         def after_step(index: int) -> None:
@@ -284,9 +286,9 @@ class Worker:
             woke = self._sleep_before(stint.number, ends, index + 1)
 
         if self.setup.local:
-            changes, finished = self.runner.changes([start], [stint], [errand.wanted], after_step)
+            changes, finished = self.runner.changes([start], [stint], [assignment.wanted], after_step)
         else:
-            changes, finished = self.runner.gradients([start], [stint], [errand.wanted[0]])
+            changes, finished = self.runner.gradients([start], [stint], [assignment.wanted[0]])
             after_step(0)
         return changes[0], finished
 
@@ -326,14 +328,17 @@ class Worker:
 
     def _live(self) -> State:
         local = self.runner.local.get(self.worker)
-        return {"optimizer": None if local is None else local.state_dict(), "owed": self.sender.state_dict()["owed"]}
+        return {
+            "optimizer": None if local is None else local.state_dict(),
+            "residuals": self.sender.state_dict()["residuals"],
+        }
 
     def _recall(self) -> None:
         settled = copy.deepcopy(self._settled)
         optimizer = settled["optimizer"]
         local = {} if optimizer is None else {self.worker: optimizer}
         self.runner.load_state_dict(self.runner.state_dict() | {"local": local})
-        self.sender.load_state_dict({"owed": settled["owed"]})
+        self.sender.load_state_dict({"residuals": settled["residuals"]})
 
     def _vectors(self) -> dict[str, np.ndarray]:
         return {name: vector.cpu().numpy() for name, vector in self._optimizer_vectors()}
@@ -352,15 +357,15 @@ class Worker:
         return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.dim() == 1]
 
 
-def pack_errand(session: int, errand: Errand) -> bytes:
-    """An errand as bytes; Ray would pickle it in Python, which takes longer than everything else the server does."""
-    return pickle.dumps((session, errand), pickle.HIGHEST_PROTOCOL)
+def pack_assignment(session: int, assignment: Assignment) -> bytes:
+    """An assignment as bytes; Ray would pickle it in Python, which takes longer than all else the server does."""
+    return pickle.dumps((session, assignment), pickle.HIGHEST_PROTOCOL)
 
 
-def unpack_errand(message: bytes) -> tuple[int, Errand]:
-    """What `pack_errand` has packed."""
-    session, errand = pickle.loads(message)
-    return session, errand
+def unpack_assignment(message: bytes) -> tuple[int, Assignment]:
+    """What `pack_assignment` has packed."""
+    session, assignment = pickle.loads(message)
+    return session, assignment
 
 
 def pack_outcome(outcome: Outcome) -> Outcome | bytes:

@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from hemiola.errors import InputError, unknown
 from hemiola.lab.report import marks, rows, words
-from hemiola.lab.report.marks import PICTURE, Look, Rows, Spec
+from hemiola.lab.report.marks import PICTURE, Rows, Spec, Theme
 from hemiola.lab.report.summary import RunSummary, Summary
 from hemiola.lab.report.verdicts import targets
 from hemiola.lab.results import BY_NAME
@@ -50,14 +50,14 @@ class Panel:
         return self.specs["log" if self.log else "linear"]
 
 
-Panels = Callable[[Summary, Look], Iterator[Panel]]
+Panels = Callable[[Summary, Theme], Iterator[Panel]]
 
 _MEASURES = {"gap": "train_gap", "loss": "train_loss", "test-loss": "test_loss", "metric": "test_metric"}
 _AGAINST = {"epochs": "epochs", "seconds": "seconds", "bytes": "bytes_per_worker"}
 COSTS = {"time": "seconds", "bytes": "bytes_per_worker", "epochs": "epochs"}
 
 
-def _to_target(cost: str, summary: Summary, look: Look) -> Iterator[Panel]:
+def _to_target(cost: str, summary: Summary, theme: Theme) -> Iterator[Panel]:
     """Bars: what the lowest target costs; one panel for every group of runs that may be compared."""
     name = words.OBJECTIVES[summary.objective]
     for group in summary.groups:
@@ -71,40 +71,42 @@ def _to_target(cost: str, summary: Summary, look: Look) -> Iterator[Panel]:
         else:
             title = f"{BY_NAME[cost].title.capitalize()} to a {name} of {words.level(aim)}"
             axis = words.titled(cost, rows.bar_unit(drawn, cost, aim)[1])
-        spec = marks.bars(found, _places(summary, found), axis, look)
+        spec = marks.bars(found, _places(summary, found), axis, theme)
         yield Panel(title, "", found, {"linear": spec}, run=group[0].name, when={"cost": cost})
 
 
-def _curves(measure: str, against: str, summary: Summary, look: Look) -> Iterator[Panel]:
+def _curves(measure: str, against: str, summary: Summary, theme: Theme) -> Iterator[Panel]:
     """A measure against epochs, cluster time or bytes."""
     if found := rows.curve_rows(summary, against, measure):
         x, y = rows.axis(summary, against)[1], words.measure_name(measure, summary.task)
         # An accuracy is a share: its distance from nothing is no news. A perplexity or an error may span decades.
         linear = measure == "test_metric" and summary.task.get("higher_is_better", True)
         yield _lines(
-            summary, found, y, x, look, scales=("linear",) if linear else ("log", "linear"), when={"measure": measure}
+            summary, found, y, x, theme, scales=("linear",) if linear else ("log", "linear"), when={"measure": measure}
         )
 
 
-def _over_time(what: str, find: Callable[[Summary], Rows], kind: str, summary: Summary, look: Look) -> Iterator[Panel]:
+def _over_time(
+    what: str, find: Callable[[Summary], Rows], kind: str, summary: Summary, theme: Theme
+) -> Iterator[Panel]:
     """A decision over cluster time."""
     if found := find(summary):
         scales = ("log",) if kind == "curve" and rows.prefers_log(found) else ("linear",)
-        yield _lines(summary, found, what, rows.axis(summary, "seconds")[1], look, scales=scales, kind=kind)
+        yield _lines(summary, found, what, rows.axis(summary, "seconds")[1], theme, scales=scales, kind=kind)
 
 
-def _herding(summary: Summary, look: Look) -> Iterator[Panel]:
+def _herding(summary: Summary, theme: Theme) -> Iterator[Panel]:
     if found := rows.curve_rows(summary, "epochs", "herding"):
-        yield _lines(summary, found, "herding bound", "epochs", look)
+        yield _lines(summary, found, "herding bound", "epochs", theme)
 
 
-def _sweep(summary: Summary, look: Look) -> Iterator[Panel]:
+def _sweep(summary: Summary, theme: Theme) -> Iterator[Panel]:
     """The end over the values of each swept key."""
     for key in rows.swept_keys(summary):
         if found := rows.sweep_rows(summary, key):
             y = f"{words.OBJECTIVES[summary.objective]} at the end"
             scales = ("log",) if rows.prefers_log(found) else ("linear",)
-            yield _lines(summary, found, y, words.key(key), look, scales=scales, kind="sweep")
+            yield _lines(summary, found, y, words.key(key), theme, scales=scales, kind="sweep")
 
 
 def _lines(
@@ -112,35 +114,38 @@ def _lines(
     found: Rows,
     y: str,
     x: str,
-    look: Look,
+    theme: Theme,
     *,
     scales: Sequence[str] = ("linear",),
     kind: str = "curve",
     when: Mapping[str, str] | None = None,
 ) -> Panel:
-    runs, title = _places(summary, found), None if look.interactive else y
-    specs = {scale: marks.lines(found, runs, x, title, look, log=scale == "log", kind=kind) for scale in scales}
+    runs, title = _places(summary, found), None if theme.interactive else y
+    specs = {scale: marks.lines(found, runs, x, title, theme, log=scale == "log", kind=kind) for scale in scales}
     log = "linear" not in specs or ("log" in specs and rows.prefers_log(found))
     return Panel(y, x, found, specs, log, when=when or {})
 
 
 def _each(
-    find: Callable[[Summary, RunSummary], Rows], draw: Callable[[Rows, int, Look], Spec], summary: Summary, look: Look
+    find: Callable[[Summary, RunSummary], Rows],
+    draw: Callable[[Rows, int, Theme], Spec],
+    summary: Summary,
+    theme: Theme,
 ) -> Iterator[Panel]:
     """One panel for every run that has something to show."""
     for run in summary.drawn:
         if found := find(summary, run):
-            spec = draw(found, summary.folder.runs.index(run.name), look)
+            spec = draw(found, summary.folder.runs.index(run.name), theme)
             yield Panel(run.name, "", found, {"linear": spec}, run=run.name)
 
 
-def _timelines(summary: Summary, look: Look) -> Iterator[Panel]:
+def _timelines(summary: Summary, theme: Theme) -> Iterator[Panel]:
     """What workers did in short windows: the first and the last of those recorded."""
     for run in summary.drawn:
         for which in (0, -1):
             found, axis = rows.window_rows(summary, run, which)
             if found:
-                yield Panel(run.name, axis, found, {"linear": marks.timeline(found, axis, look)}, run=run.name)
+                yield Panel(run.name, axis, found, {"linear": marks.timeline(found, axis, theme)}, run=run.name)
 
 
 CHARTS: dict[str, Panels] = {
@@ -161,9 +166,9 @@ CHARTS: dict[str, Panels] = {
     "spread-over-time": partial(_over_time, "spread", partial(rows.averaging_rows, name="spread"), "curve"),
     "timeline": _timelines,
     "staleness": partial(_each, rows.staleness_rows, marks.histogram),
-    "ledger": partial(_each, rows.ledger_rows, lambda found, _, look: marks.stacked(found, "worker", "units", look)),
+    "ledger": partial(_each, rows.ledger_rows, lambda found, _, theme: marks.stacked(found, "worker", "units", theme)),
     "labels": partial(
-        _each, rows.label_rows, lambda found, _, look: marks.stacked(found, "label", "visits per example", look)
+        _each, rows.label_rows, lambda found, _, theme: marks.stacked(found, "label", "visits per example", theme)
     ),
 }
 

@@ -1,6 +1,6 @@
 """The grammar of every chart: Vega-Lite specifications over plain rows, in one style.
 
-The page draws them interactively and `figures` as pictures; the two differ in their `Look` only. Rows are called
+The page draws them interactively and `figures` as pictures; the two differ in their `Theme` only. Rows are called
 ``rows`` in every specification and have the columns that each function names.
 """
 
@@ -36,7 +36,7 @@ DOINGS = {
 
 
 @dataclass(frozen=True)
-class Look:
+class Theme:
     """Where a chart is drawn.
 
     Attributes:
@@ -54,8 +54,8 @@ class Look:
     interactive: bool
 
 
-PAGE = Look(ink="currentColor", font=FONT, width="container", height=250, interactive=True)
-PICTURE = Look(ink="#222222", font="Helvetica, Arial, sans-serif", width=480, height=300, interactive=False)
+PAGE = Theme(ink="currentColor", font=FONT, width="container", height=250, interactive=True)
+PICTURE = Theme(ink="#222222", font="Helvetica, Arial, sans-serif", width=480, height=300, interactive=False)
 
 
 def colour(place: int) -> str:
@@ -72,7 +72,7 @@ def dash(place: int) -> list[int]:
 
 
 def lines(
-    rows: Rows, runs: Mapping[str, int], x: str, y: str | None, look: Look, *, log: bool = False, kind: str = "curve"
+    rows: Rows, runs: Mapping[str, int], x: str, y: str | None, theme: Theme, *, log: bool = False, kind: str = "curve"
 ) -> Spec:
     """Mean lines with bands from the lowest to the highest seed: ``run x mean low high``.
 
@@ -81,7 +81,7 @@ def lines(
         runs: The runs in it, each with its place in the experiment file: a run looks the same in all charts.
         x: Title of the horizontal axis.
         y: Title of the vertical axis; None where the caption says it.
-        look: Where it is drawn.
+        theme: Where it is drawn.
         log: Whether the vertical axis is logarithmic; points at or below zero are then left out.
         kind: ``curve``; ``steps`` for what is constant in between; ``sweep`` for single points on a logarithmic axis
             where the values are positive and far apart.
@@ -105,7 +105,7 @@ def lines(
             {"filter": "datum.mean > 0"},
             {"calculate": "datum.low > 0 ? datum.low : datum.mean", "as": "low"},
         ]
-    ink, dashes = _of_run(runs, look)
+    ink, dashes = _of_run(runs, theme)
     shape = {"interpolate": "step-after"} if kind == "steps" else {}
     band = {
         "mark": {"type": "area", "strokeWidth": 0, **shape},
@@ -114,24 +114,24 @@ def lines(
             "y": up | {"field": "low"},
             "y2": {"field": "high"},
             "color": ink,
-            "opacity": _lit(0.18, 0.03, look),
+            "opacity": _lit(0.18, 0.03, theme),
         },
     }
     line = {
         "mark": {"type": "line", "strokeWidth": 2, "strokeJoin": "round", "clip": False, **shape},
-        "encoding": {"x": across, "y": up, "color": ink, "strokeDash": dashes, "opacity": _lit(1, 0.15, look)},
+        "encoding": {"x": across, "y": up, "color": ink, "strokeDash": dashes, "opacity": _lit(1, 0.15, theme)},
     }
     layers = [band, line]
     if kind == "sweep":
         dots = {"mark": {"type": "point", "filled": True, "size": 40}}
-        layers.append(dots | {"encoding": {"x": across, "y": up, "color": ink, "opacity": _lit(1, 0.15, look)}})
-    if look.interactive:
+        layers.append(dots | {"encoding": {"x": across, "y": up, "color": ink, "opacity": _lit(1, 0.15, theme)}})
+    if theme.interactive:
         layers.append(_nearest({"x": across, "y": up, "color": ink}))
         base["params"] = [{"name": "highlight", "value": []}]
-    return _sized(base | {"layer": layers}, look, look.height)
+    return _sized(base | {"layer": layers}, theme, theme.height)
 
 
-def bars(rows: Rows, runs: Mapping[str, int], x: str, look: Look) -> Spec:
+def bars(rows: Rows, runs: Mapping[str, int], x: str, theme: Theme) -> Spec:
     """A horizontal bar for every run, a dot for every seed, and a text: ``run mean text``, ``run seed value``.
 
     Room for the text is a share of the largest value, so that it fits at any width.
@@ -151,7 +151,7 @@ def bars(rows: Rows, runs: Mapping[str, int], x: str, look: Look) -> Spec:
         "scale": {"domain": list(runs), "range": [colour(place) for place in runs.values()]},
         "legend": None,
     }
-    told: Spec = {"tooltip": {"content": "data"}} if look.interactive else {}
+    told: Spec = {"tooltip": {"content": "data"}} if theme.interactive else {}
     layers = [
         {
             "transform": [{"filter": "isValid(datum.mean)"}],
@@ -160,27 +160,27 @@ def bars(rows: Rows, runs: Mapping[str, int], x: str, look: Look) -> Spec:
         },
         {
             "transform": [{"filter": "isValid(datum.value)"}],
-            "mark": {"type": "point", "filled": True, "size": 26, "color": look.ink, "opacity": 0.7, **told},
+            "mark": {"type": "point", "filled": True, "size": 26, "color": theme.ink, "opacity": 0.7, **told},
             "encoding": {"x": across | {"field": "value"}, "y": down},
         },
         {
             "transform": [{"filter": "isValid(datum.text)"}],
-            "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12.5, "color": look.ink},
+            "mark": {"type": "text", "align": "left", "dx": 8, "fontSize": 12.5, "color": theme.ink},
             "encoding": {"x": across | {"field": "end"}, "y": down, "text": {"field": "text"}},
         },
     ]
-    return _sized({"layer": layers}, look, 30 * len(runs))
+    return _sized({"layer": layers}, theme, 30 * len(runs))
 
 
-def histogram(rows: Rows, place: int, look: Look) -> Spec:
+def histogram(rows: Rows, place: int, theme: Theme) -> Spec:
     """Share of merged reports by staleness, rules at means: ``staleness share`` and ``rule at``."""
-    told: Spec = {"tooltip": {"content": "data"}} if look.interactive else {}
+    told: Spec = {"tooltip": {"content": "data"}} if theme.interactive else {}
     axis = {"tickMinStep": 1, "tickCount": 6, "grid": False}
     rule_legend = {
         "title": None,
         "orient": "top",
         "direction": "horizontal",
-        "symbolStrokeColor": look.ink,
+        "symbolStrokeColor": theme.ink,
         "symbolType": "stroke",
         "symbolSize": 200,
     }
@@ -211,7 +211,7 @@ def histogram(rows: Rows, place: int, look: Look) -> Spec:
     }
     rules = {
         "transform": [{"filter": "isValid(datum.at)"}],
-        "mark": {"type": "rule", "strokeWidth": 2, "color": look.ink, **told},
+        "mark": {"type": "rule", "strokeWidth": 2, "color": theme.ink, **told},
         "encoding": {
             "x": {"field": "at", "type": "quantitative"},
             "strokeDash": {
@@ -223,12 +223,12 @@ def histogram(rows: Rows, place: int, look: Look) -> Spec:
             },
         },
     }
-    return _sized({"layer": [shares, rules]}, look, round(0.7 * look.height))
+    return _sized({"layer": [shares, rules]}, theme, round(0.7 * theme.height))
 
 
-def stacked(rows: Rows, x: str, y: str, look: Look) -> Spec:
+def stacked(rows: Rows, x: str, y: str, theme: Theme) -> Spec:
     """What became of units: ``name fate units place``."""
-    told: Spec = {"tooltip": {"content": "data"}} if look.interactive else {}
+    told: Spec = {"tooltip": {"content": "data"}} if theme.interactive else {}
     present = {row["fate"] for row in rows}
     domain = [fate for fate in FATES if fate in present]
     chart = {
@@ -246,12 +246,12 @@ def stacked(rows: Rows, x: str, y: str, look: Look) -> Spec:
             "order": {"field": "place", "type": "quantitative"},
         },
     }
-    return _sized(chart, look, round(0.7 * look.height))
+    return _sized(chart, theme, round(0.7 * theme.height))
 
 
-def timeline(rows: Rows, x: str, look: Look) -> Spec:
+def timeline(rows: Rows, x: str, theme: Theme) -> Spec:
     """What every worker did when: ``worker what begin end``; white is waiting."""
-    told: Spec = {"tooltip": {"content": "data"}} if look.interactive else {}
+    told: Spec = {"tooltip": {"content": "data"}} if theme.interactive else {}
     present = {row["what"] for row in rows}
     domain = [doing for doing in DOINGS if doing in present]
     begin, end = min(row["begin"] for row in rows), max(row["end"] for row in rows)
@@ -271,17 +271,17 @@ def timeline(rows: Rows, x: str, look: Look) -> Spec:
             "color": _kinds("what", domain, DOINGS),
         },
     }
-    return _sized(chart, look, workers * max(5, min(18, 360 // workers)))
+    return _sized(chart, theme, workers * max(5, min(18, 360 // workers)))
 
 
 # ----------------------------------------------------------------------------------------------------------- pieces
 
 
-def _of_run(runs: Mapping[str, int], look: Look) -> tuple[Spec, Spec]:
+def _of_run(runs: Mapping[str, int], theme: Theme) -> tuple[Spec, Spec]:
     """Colour and dash of every run; the page has its own legend."""
     legend = (
         None
-        if look.interactive
+        if theme.interactive
         else {"title": None, "symbolType": "stroke", "symbolSize": 400, "symbolStrokeWidth": 2, "symbolOpacity": 1}
     )
     run: Spec = {"field": "run", "type": "nominal", "legend": legend}
@@ -289,9 +289,9 @@ def _of_run(runs: Mapping[str, int], look: Look) -> tuple[Spec, Spec]:
     return ink, run | {"scale": {"domain": list(runs), "range": [dash(place) for place in runs.values()]}}
 
 
-def _lit(on: float, off: float, look: Look) -> Spec:
+def _lit(on: float, off: float, theme: Theme) -> Spec:
     """Opacity ``on``, or ``off`` while other runs are highlighted."""
-    if not look.interactive:
+    if not theme.interactive:
         return {"value": on}
     lit = "length(highlight) == 0 || indexof(highlight, datum.run) >= 0"
     return {"condition": {"test": lit, "value": on}, "value": off}
@@ -337,27 +337,27 @@ def log_ticks(values: Sequence[float], most: int) -> list[float]:
     return inside[:: math.ceil(len(inside) / most)]
 
 
-def _sized(chart: Spec, look: Look, height: int) -> Spec:
-    sized = {"data": {"name": "rows"}, "width": look.width, "height": height, **chart}
-    return sized | ({"autosize": {"type": "fit-x", "contains": "padding"}} if look.interactive else {})
+def _sized(chart: Spec, theme: Theme, height: int) -> Spec:
+    sized = {"data": {"name": "rows"}, "width": theme.width, "height": height, **chart}
+    return sized | ({"autosize": {"type": "fit-x", "contains": "padding"}} if theme.interactive else {})
 
 
-def style(look: Look) -> Spec:
+def style(theme: Theme) -> Spec:
     """The configuration that all charts share."""
     return {
-        "font": look.font,
-        "background": "transparent" if look.interactive else "white",
+        "font": theme.font,
+        "background": "transparent" if theme.interactive else "white",
         "view": {"stroke": None},
         "axis": {
-            "gridColor": look.ink,
-            "domainColor": look.ink,
-            "tickColor": look.ink,
+            "gridColor": theme.ink,
+            "domainColor": theme.ink,
+            "tickColor": theme.ink,
             "gridOpacity": 0.1,
             "domainOpacity": 0.35,
             "tickOpacity": 0.35,
             "tickSize": 4,
-            "labelColor": look.ink,
-            "titleColor": look.ink,
+            "labelColor": theme.ink,
+            "titleColor": theme.ink,
             "labelFontSize": 11,
             "titleFontSize": 11.5,
             "titleFontWeight": "normal",
@@ -366,6 +366,6 @@ def style(look: Look) -> Spec:
             "labelPadding": 4,
         },
         "axisY": {"domain": False, "ticks": False},
-        "legend": {"labelColor": look.ink, "labelFontSize": 11.5, "titleColor": look.ink, "labelLimit": 260},
-        "title": {"color": look.ink, "fontSize": 12.5, "fontWeight": 600, "anchor": "start"},
+        "legend": {"labelColor": theme.ink, "labelFontSize": 11.5, "titleColor": theme.ink, "labelLimit": 260},
+        "title": {"color": theme.ink, "fontSize": 12.5, "fontWeight": 600, "anchor": "start"},
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import stdev
 
 # A difference is ranked over at least this many seeds. Student's interval exists for two, but is then so wide, and
-# leans so hard on the normal law, that it says nothing.
+# depends so much on the normal law, that it says nothing.
 FEWEST = 3
 CONFIDENCE = 0.95
 
