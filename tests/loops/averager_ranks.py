@@ -7,6 +7,7 @@ run on the first two of four.
 import logging
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hemiola.errors import InputError
 from hemiola.loops.averager import Averager
 from hemiola.peers import RankLostError
-from hemiola.period import Adaptive, Constant
+from hemiola.period import Adaptive, Clocked, Constant
 from hemiola.wire.codec import WIRES
 from hemiola.wire.group_mean import GroupMean
 
@@ -424,6 +425,167 @@ def outer(rank, group):
     return result
 
 
+class Constantly(nn.Module):
+    """Gradients that do not depend on the weights, so that the end does not depend on when averagings happened."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(600))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, slope):
+        self.seen += 1
+        return slope * self.weight.sum()
+
+
+def clocked(rank, group):
+    """Averagings by the clock: sums over P, whatever the mix, the wire, the lengths, evaluations and a resume."""
+    result = {}
+    for mix in (0.0, 0.5, 1.0):
+        for wire in ("fp32", "int8"):
+            model = Constantly()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            seen, steps = [], 30 + 10 * rank
+            period = Clocked(mix=mix)
+            averager = Averager(model, optimizer, period=period, wire=wire, scaler=scaler, process_group=group)
+            with averager:
+                for t in range(steps):
+                    optimizer.zero_grad()
+                    for _ in range(2):  # two micro-batches a step
+                        loss = model((rank + 1.0) / 2)
+                        scaler.scale(loss * (float("inf") if rank == 1 and t == 3 else 1.0)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                    if t in (10, 20):
+                        with averager.averaged():
+                            seen.append(model.weight.detach().clone())
+            taken = steps - (rank == 1)  # one step of rank 1 overflowed
+            result[f"{mix}-{wire}"] = {
+                "final": model.weight.detach().clone(),
+                "seen": seen,
+                "taken": taken,
+                "counter": model.seen.item(),
+                "averagings": len(averager.history),
+            }
+    return result
+
+
+def clocked_nobody_waits(rank, group):
+    """Rank 3 stands still in its second step until rank 0 has seen five more averagings come and go."""
+    store = dist.distributed_c10d._get_default_store()
+    model = Constantly()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    averager = Averager(model, optimizer, period=Clocked(), process_group=group)
+
+    def step():
+        optimizer.zero_grad()
+        model(1.0).backward()
+        optimizer.step()
+
+    taken = 0
+    with averager:
+        if rank == 0:
+            store.wait(["clocked/standing"])
+            while len(averager.history) < 5:
+                step()
+                taken += 1
+                time.sleep(0.001)
+            store.set("clocked/seen", "yes")
+        elif rank == 3:
+            step()
+            store.set("clocked/standing", "yes")
+            store.wait(["clocked/seen"])
+            step()
+            taken = 2
+        else:
+            for _ in range(20):
+                step()
+            taken = 20
+    return {"final": model.weight.detach().clone(), "taken": taken}
+
+
+def clocked_models(rank, group):
+    """BatchNorm and AdamW under the clock; a rank that turns NaN; stopped inside averaged() and resumed."""
+
+    def parts():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return model, optimizer, Averager(model, optimizer, period=Clocked(), wire="int8", process_group=group)
+
+    data = list(batches(rank, 120))
+    model, optimizer, averager = parts()
+    with torch.no_grad():
+        before = sum(nn.functional.cross_entropy(model(x), y).item() for x, y in data) / 120
+    model, optimizer, averager = parts()
+    with averager:
+        train(model, optimizer, data)
+    states = [value.clone() for p in model.parameters() for _, value in sorted(optimizer.state[p].items())]
+    final = flat(model)  # before the losses, whose forward passes move the running statistics
+    with torch.no_grad():
+        after = sum(nn.functional.cross_entropy(model(x), y).item() for x, y in data) / 120
+    result = {"final": final, "states": torch.cat([s.flatten() for s in states]), "losses": (before, after)}
+
+    first, optimizer, averager = parts()
+    path = Path(os.environ["TMPDIR"]) / f"stopped-while-clocked-{rank}.pt"  # not the name of a result
+    try:
+        with averager:
+            train(first, optimizer, data[: 20 + rank])
+            try:
+                averager.state_dict()
+            except InputError as error:
+                result["outside"] = str(error)
+            with averager.averaged():
+                result["at rest"] = flat(first)
+                torch.save([first.state_dict(), optimizer.state_dict(), averager.state_dict()], path)
+            dist.barrier()  # no rank leaves while another is on its way to the rest
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    second, optimizer, averager = parts()
+    for part, state in zip((second, optimizer, averager), torch.load(path, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    with averager:
+        result["again"] = flat(second)
+        train(second, optimizer, data[20 + rank :])
+    result["resumed"] = flat(second)
+
+    model = Constantly()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Averager(model, optimizer, period=Clocked(), process_group=group):
+        for t in range(60):
+            optimizer.zero_grad()
+            model(float("nan") if rank == 2 and t == 5 else 1.0).backward()
+            optimizer.step()
+            time.sleep(0.002)
+    result["with NaN"] = model.weight.detach().clone()
+    return result
+
+
+def clocked_raised(rank, group):
+    """Rank 1 leaves by an exception; the others are told who, and keep the weights of the last averaging."""
+    dist.barrier()  # the others have noticed a loss in the scenario before, which takes as long as the time-out here
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    folder = Path(os.environ["TMPDIR"]) / "clocked-lost"
+    averager = Averager(model, optimizer, period=Clocked(), process_group=group, timeout=20, checkpoint=folder)
+
+    def after(t):
+        if rank == 1 and t == 5:
+            raise ZeroDivisionError("a bug in the loop")
+
+    try:
+        with averager:
+            train(model, optimizer, batches(rank, 12), after)
+    except ZeroDivisionError:
+        return {}
+    except RankLostError as lost:
+        saved = torch.load(lost.checkpoint, weights_only=True)
+        return {"message": str(lost), "ranks": lost.ranks, "keys": sorted(saved)}
+    return {"message": "nothing"}
+
+
 class Branching(nn.Module):
     """A layer that only some ranks use, so that only they have optimizer state for it."""
 
@@ -559,8 +721,12 @@ ALL = [
     two_levels,
     outer,
     same_examples,
+    clocked,
+    clocked_nobody_waits,
+    clocked_models,
     measured,
     raised,
+    clocked_raised,
 ]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from hemiola.errors import InputError
 from hemiola.loops.averager import Averager
-from hemiola.period import QSR, Adaptive, Constant, Decreasing, Full
+from hemiola.period import QSR, Adaptive, Clocked, Constant, Decreasing, Full
 
 
 def parts(lr=0.1, optimizer=torch.optim.SGD):
@@ -158,6 +158,14 @@ def test_resume_is_exact_and_state_is_plain(tmp_path):
             "period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here",
         ),
         ({"outer": {"name": "slowmo", "lr": 0}}, "outer.lr: must be a positive number, got 0"),
+        (
+            {"period": Clocked(), "momentum": "average"},
+            "momentum is not for period Clocked, whose averagings follow the clock; leave it out",
+        ),
+        (
+            {"period": Clocked(), "outer": "diloco"},
+            "outer is not for period Clocked, whose averagings follow the clock; leave it out",
+        ),
         ({"overlap": -2}, "overlap must be at least 0, got -2"),
     ],
 )
@@ -216,6 +224,17 @@ def test_an_outer_optimizer_works_alone_and_its_state_is_part_of_the_averagers()
     plain, other = parts()
     train(plain, other, 7)
     assert torch.equal(weights(same), weights(plain))
+
+
+def test_alone_a_clocked_averager_changes_no_bit_of_the_training():
+    model, optimizer = parts(optimizer=torch.optim.Adam)
+    train(model, optimizer, 11)
+    other, optimizer = parts(optimizer=torch.optim.Adam)
+    with Averager(other, optimizer, period=Clocked(mix=0.5)) as averager:
+        train(other, optimizer, 11)
+        with averager.averaged():
+            assert torch.equal(weights(model), weights(other))
+    assert torch.equal(weights(model), weights(other))
 
 
 def test_a_layer_unfrozen_inside_is_refused():

@@ -24,7 +24,7 @@ def results(tmp_path_factory):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -273,6 +273,56 @@ def test_resuming_with_an_outer_optimizer_is_exact(results, stop):
     for rank in ranks:
         assert torch.equal(rank[stop], rank["whole"])
     assert same([rank["whole"] for rank in ranks])
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+@pytest.mark.parametrize("mix", ["0.0", "0.5", "1.0"])
+def test_clocked_contributions_are_sums_over_the_ranks(results, mix, wire):
+    """Rank r's n_r steps are -0.01 (r + 1) each: nothing is lost or doubled, whenever averagings happened."""
+    ranks = [rank[f"{mix}-{wire}"] for rank in results("clocked")]
+    moved = sum(0.01 * (number + 1) * rank["taken"] for number, rank in enumerate(ranks)) / 4
+    expected = torch.full_like(ranks[0]["final"], 1.0 - moved)
+    assert same([rank["final"] for rank in ranks])
+    torch.testing.assert_close(ranks[0]["final"], expected, rtol=0, atol=1e-4 if wire == "fp32" else 0.02)
+    for evaluation in range(2):  # all ranks see the same, with everything in it that was found by then
+        seen = [rank["seen"][evaluation] for rank in ranks]
+        assert same(seen)
+        steps = 11 + 10 * evaluation
+        found = sum(0.01 * (number + 1) * (steps - (number == 1)) for number in range(4)) / 4
+        torch.testing.assert_close(
+            seen[0], torch.full_like(seen[0], 1.0 - found), rtol=0, atol=1e-4 if wire == "fp32" else 0.02
+        )
+    assert all(rank["averagings"] > 1 for rank in ranks)
+    # forward passes of all ranks over P, rounded at most once for every averaging
+    counted = sum(2 * (30 + 10 * number) for number in range(4)) / 4
+    assert abs(ranks[0]["counter"] - counted) <= 2
+
+
+def test_clocked_averagings_go_on_while_a_rank_stands_still(results):
+    ranks = results("clocked_nobody_waits")
+    assert same([rank["final"] for rank in ranks])
+    moved = 0.01 * sum(rank["taken"] for rank in ranks) / 4
+    torch.testing.assert_close(ranks[0]["final"], torch.full_like(ranks[0]["final"], 1.0 - moved), rtol=0, atol=1e-4)
+
+
+def test_clocked_models_end_alike_with_states_that_agree_and_resume(results):
+    ranks = results("clocked_models")
+    for key in ("final", "states", "at rest", "again", "resumed", "with NaN"):
+        assert same([rank[key] for rank in ranks]), key
+    for rank in ranks:
+        before, after = rank["losses"]
+        assert after < 0.8 * before
+        assert torch.equal(rank["again"], rank["at rest"])
+        assert "save the state inside `with averager.averaged():`" in rank["outside"]
+        assert bool(rank["with NaN"].isfinite().all())
+
+
+def test_a_rank_that_leaves_a_clocked_block_is_named(results):
+    ranks = results("clocked_raised")
+    for number in (0, 2, 3):
+        assert ranks[number]["ranks"] == [1]
+        assert "rank 1 left: ZeroDivisionError: a bug in the loop" in ranks[number]["message"]
+        assert ranks[number]["keys"] == ["model", "optimizer"]
 
 
 def test_ddp_within_machines_goes_on_while_machines_are_averaged(results):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hemiola.contracts import State
 from hemiola.errors import InputError
-from hemiola.loops.layout import Layout
+from hemiola.loops.layout import Layout, difference
 from hemiola.loops.notes import LR, Kind, Note
 from hemiola.loops.pending import Pending, Snapshot
 from hemiola.peers import Attendance, everyone
@@ -61,7 +61,7 @@ class Anchored:
             return
         mean = self._ready()
         lossy, exact = self.layout.gather()
-        change = lossy - self.anchor, _minus(exact, self.exact_anchor)
+        change = lossy - self.anchor, difference(exact, self.exact_anchor)
         snapshot = Snapshot(lossy, exact, note.steps, note.local)
         self.pending = Pending(lambda: self._trade(mean, change, note), snapshot, note.steps + delay)
 
@@ -83,7 +83,7 @@ class Anchored:
             else:
                 lossy, exact = self.layout.gather()
                 lossy += self.anchor - snapshot.lossy
-                exact += _minus(self.exact_anchor, snapshot.exact)
+                exact += difference(self.exact_anchor, snapshot.exact)
                 self.layout.scatter(lossy, exact)
         if self._exchange.momentum == "reset":
             self.layout.reset_moments()
@@ -96,8 +96,8 @@ class Anchored:
         if self.pending is not None:  # see the numbers as they will be when it is applied
             snapshot = self.pending.snapshot
             anchors = self._after(self.pending)
-            ahead = own[0] + (anchors[0] - snapshot.lossy), own[1] + _minus(anchors[1], snapshot.exact)
-        change = ahead[0] - anchors[0], _minus(ahead[1], anchors[1])
+            ahead = own[0] + (anchors[0] - snapshot.lossy), own[1] + difference(anchors[1], snapshot.exact)
+        change = ahead[0] - anchors[0], difference(ahead[1], anchors[1])
         merged = self._trade(mean, change, note)
         if self._group is None:
             return merged, ahead, own
@@ -186,8 +186,3 @@ class Anchored:
 
 
 _NOTHING = torch.empty(0)
-
-
-def _minus(one: Tensor, other: Tensor) -> Tensor:
-    """The difference; 0 where both are equal, also where both are infinite (a buffer may be an attention mask)."""
-    return torch.where(one == other, 0.0, one - other)

@@ -38,6 +38,7 @@ from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
 from hemiola.loops.anchor import Anchored
+from hemiola.loops.background import Arrival, BackgroundAveraging
 from hemiola.loops.hooks import Undo, after_attempt, after_step, around, without_all_reduce
 from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note, Notes
@@ -150,14 +151,14 @@ class Averager:
         self.period: Period = Adaptive() if period is None else checked_policy(period, Period, "period")
         if not self.period.local:
             raise InputError("period 'full' exchanges gradients: use DistributedDataParallel, or Constant(p=1) here")
-        if self.period.clock is not None:
-            raise InputError(f"period {type(self.period).__name__} follows the clock; the averager counts steps so far")
         if steps is None and self.period.needs_progress:
             raise InputError(f"period {type(self.period).__name__} depends on the length of the run: give steps=...")
         if timeout <= 0:
             raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")
         self.exchange = Exchange(wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap)
         self.outer = Outer.made(outer)
+        if self.period.clock is not None:
+            _check_clocked(type(self.period).__name__, self.exchange, self.outer)
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
@@ -182,6 +183,7 @@ class Averager:
         self._group: dist.ProcessGroup | None = None
         self._attendance: Attendance | None = None
         self._anchored: Anchored | None = None
+        self._background: BackgroundAveraging | None = None  # where averagings follow the clock
         self._resumed: State | None = None
 
     # ---------------------------------------------------------------------------------------------------- the context
@@ -219,10 +221,18 @@ class Averager:
             self._attendance = Attendance(self._group)
             if self._resumed is None:
                 copy_from_first(self.model, layout, self._group)
-        self._anchored = Anchored(layout, self.exchange, self._group, self._attendance, self.outer)
-        if self._resumed is not None:
-            self._anchored.load_state_dict(self._resumed["anchored"])
-            self._resumed = None
+        if self.period.clock is not None and self._group is not None and self._attendance is not None:
+            self._background = BackgroundAveraging(
+                layout, self.exchange, self.period.clock, self._group, self._attendance
+            )
+            if self._resumed is not None:
+                self._background.load_state_dict(self._resumed["anchored"])
+            self._background.start()
+        else:
+            self._anchored = Anchored(layout, self.exchange, self._group, self._attendance, self.outer)
+            if self._resumed is not None:
+                self._anchored.load_state_dict(self._resumed["anchored"])
+        self._resumed = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -235,8 +245,11 @@ class Averager:
                 self._attendance.close()
             elif self._attendance is not None:
                 self._attendance.leave(f"{type(error).__name__}: {error}")
+            if self._background is not None:
+                self._background.stop()
             return
-        self._apply()
+        if self._background is None:
+            self._apply()
         self._finish()
         if self._attendance is not None:
             self._attendance.close()
@@ -246,12 +259,17 @@ class Averager:
 
     def _finish(self) -> None:
         """Average a last time, come to the exchanges of the others until all have done so, and agree on the rest."""
-        kind = Kind.LEAVING
-        while not self._average(kind).everyone_leaves:
-            kind = Kind.LEFT
+        if self._background is not None:
+            self._rest(self._background, Kind.LEAVING)
+            layout, self._background = self._background.layout, None
+        else:
+            kind = Kind.LEAVING
+            while not self._average(kind).everyone_leaves:
+                kind = Kind.LEFT
+            layout = self._ready.layout
         if self._group is not None and self._attendance is not None:
             with self._attendance.exchange("the end of the block"):
-                self.bytes_sent += agree_on_state(self.optimizer, self._ready.layout.parameters, self._group)
+                self.bytes_sent += agree_on_state(self.optimizer, layout.parameters, self._group)
 
     # ---------------------------------------------------------------------------------------------------- the counting
 
@@ -271,6 +289,14 @@ class Averager:
         self._pace.append(time.perf_counter() - self._clock)
         self._step += 1
         self._local += 1
+        if self.period.clock is not None:
+            if self._background is not None:  # alone there is nobody to average with
+                with self._checkpoint_if_lost():
+                    arrived = self._background.stepped(self._note(Kind.AVERAGE))
+                self._recorded(arrived)
+            self._local, self._losses = 0, []
+            self._clock = time.perf_counter()
+            return
         if self._local == 1:
             # Before anything is applied: what the period knows now is the same on every rank, whenever messages arrive.
             self._length = self._cut(
@@ -341,7 +367,8 @@ class Averager:
     def _tell_period(self, merged: Merged, notes: Notes, delay: int) -> None:
         step = max(note.steps for note in notes.came)
         local = max(note.local for note in notes.came)
-        lr = notes.lr
+        # Ranks that follow the clock are at different places of their loops.
+        lr = notes.lr if self._background is None else max(note.lr for note in notes.came)
         left_out = len(notes.came) - len(notes.counted)
         if left_out:
             log.warning("step %d: the change of %d ranks was not finite and is left out", step, left_out)
@@ -356,6 +383,20 @@ class Averager:
         record = Record(step, local, merged.spread, lr, c2, merged.bytes, merged.seconds, delay, left_out)
         self.history.append(record)
         log.info("averaged %s", asdict(record))
+
+    # ------------------------------------------------------------------------------------------ averagings by the clock
+
+    def _rest(self, background: BackgroundAveraging, kind: Kind) -> None:
+        """Wait until all ranks stand at the same weights."""
+        with self._checkpoint_if_lost():
+            arrived = background.rest(kind)
+        self._recorded(arrived)
+
+    def _recorded(self, arrived: list[Arrival]) -> None:
+        for arrival in arrived:
+            self.bytes_sent += arrival.merged.bytes
+            if arrival.notes.came:
+                self._tell_period(arrival.merged, arrival.notes, delay=0)
 
     def _check_apart(self, merged: Merged, counted: int) -> None:
         """Notice ranks that all took the same steps, which averaging cannot help; one line, on the first rank."""
@@ -390,6 +431,14 @@ class Averager:
         For evaluation and checkpoints at any moment. Every rank must enter it at the same step. Outside the averager's
         own context, and before the first step, all ranks hold the same weights and nothing is exchanged.
         """
+        if self._entered and self._background is not None:
+            self._rest(self._background, Kind.PREVIEW)
+            try:
+                yield self.model
+            finally:
+                self._background.go_on()
+                self._clock = time.perf_counter()
+            return
         if not self._entered or self._step == 0 or self._ready.alone:
             yield self.model
             return
@@ -419,7 +468,7 @@ class Averager:
             "delay": self._delay,
             "transfer": self._transfer,
             "losses": list(self._losses),
-            "anchored": self._ready.state_dict(),
+            "anchored": (self._background or self._ready).state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -442,14 +491,27 @@ class Averager:
 
     def _save(self, folder: Path) -> Path:
         """Write the weights of the last averaging, which every rank holds alike, and this rank's own states."""
-        anchored = self._ready
-        anchored.pending = None
-        anchored.layout.scatter(anchored.anchor, anchored.exact_anchor)
+        if self._background is not None:
+            self._background.take_shared()
+        else:
+            anchored = self._ready
+            anchored.pending = None
+            anchored.layout.scatter(anchored.anchor, anchored.exact_anchor)
         self._local, self._losses = 0, []
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{dist.get_rank()}.pt"
         partial = path.with_suffix(".partial")
-        model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-        torch.save({"model": model, "optimizer": optimizer, "averager": self.state_dict()}, partial)
+        saved = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if self._background is None:  # ranks that follow the clock have not all seen the same averagings
+            saved["averager"] = self.state_dict()
+        torch.save(saved, partial)
         partial.replace(path)
         return path
+
+
+def _check_clocked(period: str, exchange: Exchange, outer: Outer | None) -> None:
+    """Refuse what needs a moment at which all ranks stand still."""
+    given = {"momentum": exchange.momentum != "local", "overlap": exchange.overlap != 0, "outer": outer is not None}
+    for option, is_given in given.items():
+        if is_given:
+            raise InputError(f"{option} is not for period {period}, whose averagings follow the clock; leave it out")

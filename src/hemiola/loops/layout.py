@@ -129,6 +129,11 @@ class Layout:
         return _cut(flat, self.parameters)
 
 
+def difference(one: Tensor, other: Tensor) -> Tensor:
+    """The difference; 0 where both are equal, also where both are infinite (a buffer may be an attention mask)."""
+    return torch.where(one == other, 0.0, one - other)
+
+
 def _cut(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
     return [
         part.view(t.shape)
