@@ -505,6 +505,19 @@ class Task(Protocol):
 # ---------------------------------------------------------------------------------------------------------- clusters
 
 
+@dataclass(frozen=True)
+class Directions:
+    """Input directions that ghost sketches are taken along.
+
+    Attributes:
+        epoch: At whose beginning they were found.
+        found: Of each layer that projects its inputs.
+    """
+
+    epoch: int
+    found: list[Tensor]
+
+
 class Work(Protocol):
     """Where a cluster gets stints from; implemented once, by the training loop."""
 
@@ -519,6 +532,10 @@ class Work(Protocol):
 
     def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
         """For each batch, whether its report should carry sketches."""
+
+    @property
+    def directions(self) -> Directions | None:
+        """What the ghosts of every stint assigned from now on are taken along; None for other sketches."""
 
 
 class Cluster(Protocol):

@@ -64,8 +64,7 @@ class SharedRay:
             if self.cluster is not None:  # Whoever died in the test before has a successor, or gets one now.
                 slots = self.cluster.roster.slots
                 self.actors = [slot.actor or new_actor(self.engine, WORKERS, "cpu") for slot in slots]
-            units = plan.batch // plan.order.unit
-            roster = Roster(self.engine, self.actors, setup, units, max_restarts, hang_seconds)
+            roster = Roster(self.engine, self.actors, setup, max_restarts, hang_seconds)
             delays = None if delay is None else DelayStreams(parse_delay(delay), WORKERS, plan.seed)
             self.cluster = RayCluster(work, self.engine, roster, setup, plan.pace, delays)
             return self.cluster
@@ -140,13 +139,6 @@ def test_waiting_for_all_equals_the_simulator(ray, experiment):
     torch.testing.assert_close(weights, expected, rtol=1e-3, atol=1e-4)
     for mine, its in zip(real.ledger.counts["used"], simulated.ledger.counts["used"], strict=True):
         np.testing.assert_array_equal(mine, its)
-
-
-def test_ghost_sketches_are_made_along_the_same_directions_everywhere(ray):
-    order = {"name": "cd-grab", "sketch": "ghost:2"}
-    training = ray.training(order=order, stop={"updates": 3})
-    assert ray.cluster.roster.directions["directions"]
-    assert training.run() == "done"
 
 
 # ------------------------------------------------------------------------------------------------------- all paces

@@ -27,7 +27,7 @@ def setup_of(local: bool = False, hidden: int = 8) -> Setup:
 
 def worker_of(setup: Setup, session: int = 1) -> Worker:
     worker = Worker()
-    worker.begin(session, 0, setup, None, None)
+    worker.begin(session, 0, setup, None)
     return worker
 
 
@@ -98,18 +98,18 @@ def test_a_new_session_stops_the_stint_of_the_one_before() -> None:
     worker = worker_of(setup_of())
     thread, first = asleep(worker, 7)
     began = time.monotonic()
-    worker.begin(2, 0, setup_of(), None, None)
+    worker.begin(2, 0, setup_of(), None)
     thread.join()
     assert time.monotonic() - began < LONG / 2
     assert first[0].payload is None
     assert run(worker, 0, session=2).payload is not None
-    worker.begin(1, 0, setup_of(), None, None)  # a message that comes too late
+    worker.begin(1, 0, setup_of(), None)  # a message that comes too late
     assert run(worker, 1, session=2).payload is not None
 
 
 def test_messages_of_an_earlier_session_are_void() -> None:
     worker = worker_of(setup_of(hidden=8), session=7)
-    worker.begin(6, 1, setup_of(hidden=16), None, None)
+    worker.begin(6, 1, setup_of(hidden=16), None)
     assert worker.worker == 0
     assert run(worker, 1_000_000, session=6).payload is None
     outcome = run(worker, 0, session=7)  # not cancelled by the higher number of the other session

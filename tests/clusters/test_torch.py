@@ -198,9 +198,7 @@ def test_a_new_deal_starts_where_the_old_one_was(tmp_path: Path) -> None:
     state = old.state_dict()
     weights = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])
     memory = [{"state": {0: {"momentum_buffer": one}}, "param_groups": [{"lr": 0.1}]} for one in weights]
-    runners = [
-        {"local": {number: one}, "unit_gradients": None, "directions_of": 0} for number, one in enumerate(memory)
-    ]
+    runners = [{"local": {number: one}} for number, one in enumerate(memory)]
     state["cluster"] = {
         "workers": 2,
         "seconds": 1.5,

@@ -51,6 +51,8 @@ JOBS = {
     "spoilt": BASE | BALANCED | ADAPTIVE | SPOILT,
     "int8": BASE | WIDE | {"period": {"name": "constant", "p": 2, "wire": "int8"}},
     "deck": BASE | BALANCED | {"shards": {"deal": "deck"}},
+    "ghosts": BASE | {"order": {"name": "cd-grab", "sketch": "ghost:2"}},
+    "ghosts, local": BASE | ADAPTIVE | {"order": {"name": "cd-grab", "sketch": "ghost:2"}},
     "fp32": BASE | WIDE | {"period": {"name": "constant", "p": 2}},
 }
 

@@ -59,7 +59,7 @@ def test_a_ghost_is_the_exact_gradient_projected_on_the_input_directions(options
     exact = exact_gradients(model, inputs, targets)
     ghosts = UnitGradients(model, cross_entropy, "ghost:2:100000", seed=0)
     _, rows = ghosts.compute(inputs, targets, weights, torch.arange(EXAMPLES))
-    directions = ghosts.state_dict()["directions"]
+    directions = ghosts.directions()
     for i in range(EXAMPLES):
         expected = []
         for (number, module), along in zip(
@@ -105,21 +105,21 @@ def test_units_are_means_of_their_examples() -> None:
 def test_directions_are_found_once_and_again_only_when_asked() -> None:
     model = convolutional()
     ghosts = UnitGradients(model, cross_entropy, "ghost:2", 0)
-    assert ghosts.state_dict()["directions"] == []
+    assert ghosts.directions() == []
     inputs, targets, weights = data()
     ghosts.compute(inputs, targets, weights, torch.arange(EXAMPLES))
-    first = ghosts.state_dict()["directions"]
+    first = ghosts.directions()
     ghosts.compute(inputs.flip(3) ** 3, targets, weights, torch.arange(EXAMPLES))
-    assert all(torch.equal(a, b) for a, b in zip(first, ghosts.state_dict()["directions"], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, ghosts.directions(), strict=True))
     ghosts.refresh()
     ghosts.compute(inputs.flip(3) ** 3, targets, weights, torch.arange(EXAMPLES))
-    assert not torch.equal(first[0], ghosts.state_dict()["directions"][0])
+    assert not torch.equal(first[0], ghosts.directions()[0])
     other = UnitGradients(convolutional(), cross_entropy, "ghost:2", 0)
-    other.load_state_dict({"kind": "unit-gradients", "version": 1, "directions": first})
+    other.adopt(first)
     other.compute(inputs.flip(3) ** 3, targets, weights, torch.arange(EXAMPLES))
-    assert torch.equal(other.state_dict()["directions"][0], first[0])
+    assert torch.equal(other.directions()[0], first[0])
     with pytest.raises(InputError, match="belong to another model"):
-        UnitGradients(nn.Linear(4, 2), cross_entropy, "ghost:2", 0).load_state_dict(other.state_dict())
+        UnitGradients(nn.Linear(4, 2), cross_entropy, "ghost:2", 0).adopt(other.directions())
 
 
 def test_layers_out_of_reach_are_named_and_the_rest_still_counts() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hemiola.clusters.batches import BatchReader, Read
-from hemiola.contracts import Batch, State, Stint, Task
+from hemiola.contracts import Batch, Directions, State, Stint, Task
 from hemiola.flat import FlatModel
 from hemiola.gradients.units import UnitGradients
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
@@ -66,6 +66,7 @@ class StintRunner:
     Attributes:
         local: The workers' own optimizers, by worker.
         unit_gradients: Gives the sketches; None if the order wants none.
+        directions_of: The epoch whose ghost directions are in use; -1 for none yet.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class StintRunner:
         self.initial = self.flat.weights.clone()
         self.reader = BatchReader(task, shards, unit, seed, self.device, deck)
         self.local: dict[int, torch.optim.Optimizer] = {}
-        self._directions_of = 0
+        self.directions_of = -1
         self.keeps_ends = False
         self.ends: dict[int, Tensor] = {}
         self.unit_gradients = UnitGradients(self.flat.module, task.losses, sketch, seed) if sketch else None
@@ -202,23 +203,11 @@ class StintRunner:
         means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
         return change, Finished(means, [tuple(rows) for rows in sketches], finite)
 
-    def refresh_directions(self, epoch: int) -> bool:
-        """Find ghost directions anew when a later epoch begins; returns whether the next batch will.
-
-        Only for clusters whose workers all begin their epochs together: rows from before and after the change must not
-        be balanced together. From one deck, the last batches of an epoch and the first of the next are taken side by
-        side, so there the first directions stay.
-        """
-        due = (
-            self.unit_gradients is not None
-            and self.unit_gradients.spec.kind == "ghost"
-            and epoch > self._directions_of
-            and not self.reader.deck
-        )
-        if due and self.unit_gradients is not None:
-            self._directions_of = epoch
-            self.unit_gradients.refresh()
-        return due
+    def adopt(self, directions: Directions | None) -> None:
+        """Make ghosts along these directions from now on."""
+        if directions is not None and self.unit_gradients is not None and directions.epoch != self.directions_of:
+            self.directions_of = directions.epoch
+            self.unit_gradients.adopt(directions.found)
 
     def combine_momentum(self, workers: Sequence[int], rule: MomentumRule) -> None:
         """After an averaging of these workers, average or reset their optimizers' memory."""
@@ -332,21 +321,14 @@ class StintRunner:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> State:
-        """What the workers' own optimizers remember, and the directions of ghost sketches."""
-        return {
-            "local": {worker: optimizer.state_dict() for worker, optimizer in self.local.items()},
-            "unit_gradients": None if self.unit_gradients is None else self.unit_gradients.state_dict(),
-            "directions_of": self._directions_of,
-        }
+        """What the workers' own optimizers remember."""
+        return {"local": {worker: optimizer.state_dict() for worker, optimizer in self.local.items()}}
 
     def load_state_dict(self, state: State) -> None:
         self.local = {}
         for worker, saved in state["local"].items():
             self.local[worker] = self.optimizer.attach(nn.Parameter(self.initial[: self.flat.size].clone()))
             self.local[worker].load_state_dict(saved)
-        self._directions_of = state["directions_of"]
-        if self.unit_gradients is not None:
-            self.unit_gradients.load_state_dict(state["unit_gradients"])
 
 
 def _means(losses: Tensor, counts: Sequence[int]) -> list[float]:

@@ -20,12 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from hemiola.contracts import State
 from hemiola.errors import InputError
 from hemiola.gradients.ghost import WHOLE_AT_ONCE, Recorder
 from hemiola.gradients.layers import working_type
 from hemiola.gradients.sketch import build_sketch, parse_sketch
-from hemiola.state import own_state
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 
@@ -38,13 +36,11 @@ class UnitGradients:
         losses: Maps outputs and targets to one loss per example.
         sketch: ``"exact"``, ``"fold:K"``, ``"ghost:R"`` or ``"ghost:R:K"``.
         seed: Of the fold; rows of two objects can be balanced together only if seed and sketch are the same (and, for
-            ghosts, the directions: see `state_dict`).
+            ghosts, the directions: see `adopt`).
 
     Attributes:
         dimension: k, numbers per row.
     """
-
-    KIND, VERSION = "unit-gradients", 1
 
     def __init__(self, model: nn.Module, losses: Losses, sketch: str, seed: int) -> None:
         self.model, self.losses = model, losses
@@ -122,16 +118,14 @@ class UnitGradients:
         if self._recorder is not None:
             self._recorder.refresh()
 
-    def state_dict(self) -> State:
-        """The ghost directions, the only state. Rows made on several machines need the same ones."""
-        directions = self._recorder.directions() if self._recorder is not None else []
-        return {"kind": self.KIND, "version": self.VERSION, "directions": directions}
+    def directions(self) -> list[Tensor]:
+        """The ghost directions in use; empty before the first batch, and for other sketches."""
+        return self._recorder.directions() if self._recorder is not None else []
 
-    def load_state_dict(self, state: State) -> None:
-        """Adopt the directions of another `UnitGradients` of the same model and sketch."""
-        own_state(state, self.KIND, self.VERSION)
+    def adopt(self, directions: list[Tensor]) -> None:
+        """Use these directions of another `UnitGradients` of the same model and sketch: all rows need the same ones."""
         if self._recorder is not None:
-            self._recorder.adopt(state["directions"])
+            self._recorder.adopt(directions)
 
     def close(self) -> None:
         """Remove the hooks from the model."""

@@ -13,18 +13,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hemiola.contracts import Arrivals, Averaging, State, Stint, Update, Visit
+from hemiola.contracts import Arrivals, Averaging, Directions, State, Stint, Update, Visit
 from hemiola.errors import InputError
 from hemiola.flat import FlatModel
 from hemiola.plan import ClusterFactory, Plan
 from hemiola.state import own_state
 from hemiola.streams import seed_torch
 from hemiola.training.deck import Deck
+from hemiola.training.directions import DirectionFinder, wants_ghosts
 from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
 
-KIND, VERSION = "hemiola-training", 4
+KIND, VERSION = "hemiola-training", 5
 HOPELESS = 10  # reports a worker, all of them not finite and nothing else in between: the run has diverged
 
 
@@ -76,6 +77,7 @@ class Training:
         self.parameters = flat.size
         self.version = 0
         self.versions = {0: flat.weights.clone()}
+        self._finder = DirectionFinder(plan, flat.weights) if wants_ghosts(plan) else None
         self._server = plan.optimizer.attach(nn.Parameter(flat.weights[: flat.size].clone()))
         seed_torch("model", plan.seed)  # What is not trained must be the same for who evaluates.
         self.evaluator = Evaluator(plan.task, plan.train_examples)
@@ -238,6 +240,8 @@ class Training:
         batches = self.queues.take(worker, steps)
         if not batches:
             return None
+        if self._finder is not None and self.plan.order.wants(self._holder(worker), batches[0].epoch):
+            self._finder.begin(batches[0].epoch, self.versions[self.version])
         number = self._stints_given[worker]
         self._stints_given[worker] += 1
         rates = tuple(self.plan.optimizer.rate(progress + i * self._step_share) for i in range(len(batches)))
@@ -254,6 +258,11 @@ class Training:
     def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
         """For each batch, whether the order policy wants its unit gradients."""
         return tuple(self.plan.order.wants(self._holder(stint.worker), batch.epoch) for batch in stint.batches)
+
+    @property
+    def directions(self) -> Directions | None:
+        """What ghosts are taken along."""
+        return None if self._finder is None else self._finder.found
 
     # ---------------------------------------------------------------------------------------------------- progress
 
@@ -361,6 +370,7 @@ class Training:
             "weights": {"now": self.version, "held": dict(self.versions)},
             "optimizer": self._server.state_dict(),
             "order": self.plan.order.state_dict(),
+            "directions": None if self._finder is None else vars(self._finder.found),
             "period": self.plan.period.state_dict(),
             "pace": self.plan.pace.state_dict(),
             "queues": self.queues.state_dict(),
@@ -385,6 +395,8 @@ class Training:
         self.version, self.versions = state["weights"]["now"], dict(state["weights"]["held"])
         self._server.load_state_dict(state["optimizer"])
         self.plan.order.load_state_dict(state["order"])
+        if self._finder is not None:
+            self._finder.found = Directions(**state["directions"])
         self.plan.period.load_state_dict(state["period"])
         self.plan.pace.load_state_dict(state["pace"])
         self.queues.load_state_dict(state["queues"])

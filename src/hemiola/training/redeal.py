@@ -77,9 +77,8 @@ def _redeal_cluster(cluster: State, workers: int) -> State:
     runners = [rank["runner"] for rank in cluster["ranks"]]
     known = [optimizer for runner in runners for optimizer in runner["local"].values()]
     mean = _mean_optimizer(known) if known else None
-    shared = {key: runners[0][key] for key in ("unit_gradients", "directions_of")}
     ranks = [
-        {"runner": {"local": {} if mean is None else {worker: mean}, **shared}, "mean": None, "drawn": 0}
+        {"runner": {"local": {} if mean is None else {worker: mean}}, "mean": None, "drawn": 0}
         for worker in range(workers)
     ]
     return cluster | {"workers": workers, "ranks": ranks}

@@ -26,7 +26,7 @@ from hemiola.pace.race import COUNTS, LATE, Race
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 
-KIND, VERSION = "hemiola-ray", 1
+KIND, VERSION = "hemiola-ray", 2
 
 
 class _Arrival(NamedTuple):
@@ -144,7 +144,7 @@ class RayCluster:
             self._draws[slot.worker] += len(stint.batches)
         self.race.start(slot.worker)
         assignment = Assignment(stint, self.work.wants_sketches(stint), sleeps, slot.counted)
-        self.roster.send(slot, assignment, self._published())
+        self.roster.send(slot, assignment, self._published(), self.work.directions)
 
     def _published(self) -> Any:
         """The weights of the present version as workers get them: once in the object store, unless they are few."""
@@ -304,7 +304,6 @@ class RayCluster:
                 for slot in self.roster.slots
                 if slot.momentum is not None
             },
-            "directions": self.roster.directions,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -314,7 +313,6 @@ class RayCluster:
         self.race.version, self._draws = int(state["updates"]), list(state["draws"])
         for saved in state["under_way"]:
             self.work.give_back(Stint.from_state(saved))
-        self.roster.directions = state["directions"]
         self.roster.begin(state["memories"])
         for worker, vectors in state["momentum"].items():
             arrays = None if vectors is None else {name: vector.numpy() for name, vector in vectors.items()}

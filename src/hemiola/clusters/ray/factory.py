@@ -95,9 +95,8 @@ class RayFactory(ClusterFactory):
                 threads=max(1, engine.cpus // self.workers),
                 deck=plan.deck,
             )
-            units_per_batch = plan.batch // plan.order.unit
             actors = start_actors(engine, self.workers, self.device)
-            roster = Roster(engine, actors, setup, units_per_batch, self.max_restarts, self.hang_seconds)
+            roster = Roster(engine, actors, setup, self.max_restarts, self.hang_seconds)
             return RayCluster(work, engine, roster, setup, plan.pace, self.delays.streams(plan.seed))
         except BaseException:
             engine.close()

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from hemiola.clusters.ray.engine import Engine
 from hemiola.clusters.ray.worker import THREADS, Assignment, Outcome, Setup, Worker, pack_assignment, unpack_outcome
-from hemiola.contracts import State, Stint
+from hemiola.contracts import Directions, State, Stint
 from hemiola.errors import FailedElsewhere, InputError, told
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Slot:
         abandoned: Number of the stint that it still works on although nobody waits for it, if there is one.
         counted: Number of its last stint that counted.
         momentum: Reference of what the last averaging made of its optimizer's memory, until a stint from there counted.
+        directions_of: The epoch whose ghost directions its actor has.
         free_since: When it last had nothing to do.
         deaths: How often it died.
     """
@@ -61,6 +62,7 @@ class Slot:
     abandoned: int | None = None
     counted: int = -1
     momentum: Any = None
+    directions_of: int = -1
     free_since: float = 0.0
     deaths: int = 0
 
@@ -124,7 +126,6 @@ class Roster:
         engine: The connection to Ray.
         actors: The workers, as `start_actors` gives them.
         setup: What they are to know of the run.
-        units_per_batch: For finding ghost directions.
         max_restarts: How often each may be started again.
         hang_seconds: The least deadline of a stint.
     """
@@ -134,7 +135,6 @@ class Roster:
         engine: Engine,
         actors: Sequence[Any],
         setup: Setup,
-        units_per_batch: int,
         max_restarts: int,
         hang_seconds: float,
     ) -> None:
@@ -143,7 +143,7 @@ class Roster:
         self.max_restarts = max_restarts
         self.hang_seconds = hang_seconds
         self.hangs = 0
-        self.directions: State | None = None
+        self._directions: tuple[Directions, Any] | None = None  # the newest, and where workers find them
         self.slots = [Slot(worker, actor) for worker, actor in enumerate(actors)]
         self._device = setup.device
         self._slowest = 0.0
@@ -153,10 +153,6 @@ class Roster:
         except TypeError as error:
             raise InputError(f"the task cannot be sent to other processes: {' '.join(str(error).split())}") from None
         self.begin({})
-        if setup.sketch is not None and setup.sketch.startswith("ghost"):
-            probe = self.slots[0].actor.find_directions.remote(units_per_batch)
-            self.directions = _answers(engine, [probe])[0]
-            self.begin({})
 
     # ----------------------------------------------------------------------------------------------------- starting
 
@@ -168,14 +164,18 @@ class Roster:
             slot.pid = hello["pid"]
 
     def _begin(self, slot: Slot, memory: State | None = None) -> Any:
-        return slot.actor.begin.remote(self._session, slot.worker, self._setup, self.directions, memory)
+        slot.directions_of = -1
+        return slot.actor.begin.remote(self._session, slot.worker, self._setup, memory)
 
     # ------------------------------------------------------------------------------------------------------ working
 
-    def send(self, slot: Slot, assignment: Assignment, weights: Any) -> None:
-        """Give a free worker a stint."""
-        told = () if slot.momentum is None else (slot.momentum,)
-        slot.reference = slot.actor.run.remote(pack_assignment(self._session, assignment), weights, *told)
+    def send(self, slot: Slot, assignment: Assignment, weights: Any, directions: Directions | None) -> None:
+        """Give a free worker a stint, and ghost directions it does not have yet."""
+        news: dict[str, Any] = {} if slot.momentum is None else {"momentum": slot.momentum}
+        if directions is not None and directions.epoch != slot.directions_of:
+            news["directions"] = self._stored(directions)
+            slot.directions_of = directions.epoch
+        slot.reference = slot.actor.run.remote(pack_assignment(self._session, assignment), weights, **news)
         slot.stint = assignment.stint
         slot.started = time.monotonic()
         slowest = PATIENCE * self._slowest * len(assignment.stint.batches) + sum(assignment.sleeps)
@@ -183,6 +183,12 @@ class Roster:
         slot.deadline = max(least, slowest)
         slot.hung = False
         slot.abandoned = None
+
+    def _stored(self, directions: Directions) -> Any:
+        """Where all workers find these directions."""
+        if self._directions is None or self._directions[0] is not directions:
+            self._directions = directions, self.ray.put(directions)
+        return self._directions[1]
 
     def abandon(self, slot: Slot) -> None:
         """Do not wait for this worker any more. Its next stint will stop it; where there is none, ``stop`` does."""

@@ -31,7 +31,7 @@ from torch import Tensor
 import hemiola
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.stints import Finished, StintRunner
-from hemiola.contracts import Batch, State, Stint, Task
+from hemiola.contracts import Directions, State, Stint, Task
 from hemiola.errors import FailedElsewhere, InputError, told
 from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
@@ -171,10 +171,8 @@ class Worker:
         }
 
     @_failing_with_its_traceback()
-    def begin(
-        self, session: int, worker: int, setup: Setup, directions: State | None, memory: State | None
-    ) -> dict[str, Any]:
-        """Build the model; take over ghost directions and an earlier worker's memory, if there are any.
+    def begin(self, session: int, worker: int, setup: Setup, memory: State | None) -> dict[str, Any]:
+        """Build the model; take over an earlier worker's memory, if there is any.
 
         Sessions are numbered: what belongs to an earlier one is stopped, or not looked at any more. That can be this
         very call, where messages that were sent one after the other are taken at the same time.
@@ -202,29 +200,22 @@ class Worker:
             self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
             self._settled = memory if memory is not None else self._live()
             self._recall()
-            if directions is not None and self.runner.unit_gradients is not None:
-                self.runner.unit_gradients.load_state_dict(directions)
             return self.hello()
-
-    @_failing_with_its_traceback()
-    def find_directions(self, units: int) -> State:
-        """Ghost directions from the first units of every shard; all workers must use the same ones."""
-        assert self.runner.unit_gradients is not None
-        shards = self.setup.shards
-        if self.setup.deck:
-            shards, units = shards[:1], units * len(shards)
-        sizes = [-(-len(shard) // self.setup.unit) for shard in shards]
-        batches = [(w, Batch(0, 0, np.arange(min(units, size)))) for w, size in enumerate(sizes)]
-        read = self.runner.reader.read(batches)
-        examples = torch.full((len(read.rows),), 1 / len(read.rows), device=self.runner.device)
-        self.runner.unit_gradients.compute(read.inputs, read.targets, examples, read.rows)
-        return self.runner.unit_gradients.state_dict()
 
     # ----------------------------------------------------------------------------------------------------- a stint
 
     @_failing_with_its_traceback()
-    def run(self, message: bytes, weights: np.ndarray | bytes, momentum: Momentum | None = None) -> Outcome | bytes:
-        """Run the stint of a packed `Assignment` from these weights; stints before it are cancelled."""
+    def run(
+        self,
+        message: bytes,
+        weights: np.ndarray | bytes,
+        momentum: Momentum | None = None,
+        directions: Directions | None = None,
+    ) -> Outcome | bytes:
+        """Run the stint of a packed `Assignment` from these weights; stints before it are cancelled.
+
+        Momentum and ghost directions come along where they are news to this worker.
+        """
         began = time.perf_counter()
         session, assignment = unpack_assignment(message)
         if session == self._session:
@@ -233,6 +224,7 @@ class Worker:
             try:
                 if session != self._session:
                     raise _CancelledError
+                self.runner.adopt(directions)
                 return pack_outcome(self._run(assignment, weights, momentum, began))
             except _CancelledError:
                 return pack_outcome(Outcome(time.perf_counter() - began, 0.0, None, (), None))

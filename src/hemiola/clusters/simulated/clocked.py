@@ -108,6 +108,7 @@ class ClockedCluster:
         gathered: dict[int, Tensor] = {}
         losses: dict[int, list[float]] = {}
         sketches: dict[int, list[Tensor | None]] = {}
+        self.runner.adopt(self.work.directions)
         for turn in range(max(len(steps) for steps in this.steps)):
             group = [steps[turn] for steps in this.steps if turn < len(steps)]
             stints = [step.stint for step in group]

@@ -79,6 +79,7 @@ class SimulatedCluster:
         this = self.clock.next_round()
         this.arrived.sort(key=lambda pair: (pair[0].stint.worker, pair[0].stint.number))
         stints = [running.stint for running, _ in this.arrived]
+        self.runner.adopt(self.work.directions)
         change, finished, spread = self._merge(stints)
         reports, refused = [], []
         for (running, arrived), loss, sketches, finite in zip(
@@ -168,8 +169,6 @@ class SimulatedCluster:
             chosen = [i for i, stint in enumerate(stints) if stint.version == version]
             group = [stints[i] for i in chosen]
             wanted = [self.work.wants_sketches(stint)[0] for stint in group]
-            if self.pace.lockstep and any(wanted):
-                self.runner.refresh_directions(group[0].batches[0].epoch)
             change, part = self.runner.gradient(self.work.read(version), group, [factors[i] for i in chosen], wanted)
             total = change if total is None else total + change
             for at, i in enumerate(chosen):

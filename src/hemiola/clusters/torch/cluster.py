@@ -25,7 +25,7 @@ from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
 from hemiola.clusters.torch.group import gather, share
-from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
+from hemiola.contracts import Directions, Pace, Period, Report, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
 from hemiola.state import own_state
@@ -33,7 +33,7 @@ from hemiola.timing.delays import DelayStreams
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
 
-KIND, VERSION = "torch-cluster", 1
+KIND, VERSION = "torch-cluster", 2
 
 
 @dataclass
@@ -132,7 +132,7 @@ class CollectiveCluster:
         """Run this rank's stint and merge it with everyone's."""
         stints = [stint for worker in range(self.workers) if (stint := self.work.assign(worker)) is not None]
         wanted = {stint.worker: self.work.wants_sketches(stint) for stint in stints}
-        self._agree_on_directions(stints[0], wanted[stints[0].worker])
+        self._agree_on_directions()
         mine = self._run([stint for stint in stints if stint.worker == self.rank], wanted)
         notes = [mine.counts, mine.loss, mine.seconds, self._exchange_seconds]
         with attended(f"update {self.mean.count + 1}"):
@@ -242,22 +242,11 @@ class CollectiveCluster:
             found[worker] = tuple(rows if want else None for rows, want in zip(pieces, wanted[worker], strict=True))
         return found, (self.workers - 1) * message.numel() * message.element_size()
 
-    def _agree_on_directions(self, stint: Stint, wanted: tuple[bool, ...]) -> None:
-        """Ghost sketches of all ranks need the same directions: those that rank 0 finds in its first batch of an epoch.
-
-        Args:
-            stint: That of rank 0, which has work whenever anyone has.
-            wanted: For each of its batches, whether sketches are wanted.
-        """
-        units = self.runner.unit_gradients
-        if units is None or units.spec.kind != "ghost" or not any(wanted):
-            return
-        refreshed = not self.period.local and self.runner.refresh_directions(stint.batches[0].epoch)
-        if units.state_dict()["directions"] and not refreshed:
-            return
-        if self.rank == 0:
-            self.runner.gradient(self.work.read(stint.version), [stint], [1.0], [True])
-        units.load_state_dict(share(units.state_dict()))
+    def _agree_on_directions(self) -> None:
+        """Every rank has found the same ones, but for signs, which may depend on the machine: rank 0's are taken."""
+        mine = self.work.directions
+        if mine is not None and mine.epoch != self.runner.directions_of:
+            self.runner.adopt(Directions(mine.epoch, share(mine.found)))
 
     # -------------------------------------------------------------------------------------------- optimizer memory
 
