@@ -250,8 +250,8 @@ def test_bad_input_is_one_clear_line() -> None:
     with pytest.raises(InputError, match="did you mean 'ghost'"):
         UnitGradients(nn.Linear(2, 2), cross_entropy, "gost:4", 0)
     gradients = UnitGradients(nn.Linear(2, 2), cross_entropy, "ghost:2", 0)
-    with pytest.raises(InputError, match="not the state of a 'unit-gradients': its kind is 'grab'"):
-        gradients.load_state_dict({"kind": "grab", "version": 1})
+    with pytest.raises(InputError, match="ghost directions belong to another model"):
+        gradients.adopt([torch.zeros(1, 2, 5)])
 
 
 def test_close_takes_the_hooks_off() -> None:

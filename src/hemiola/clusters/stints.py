@@ -170,9 +170,7 @@ class StintRunner:
             raise ValueError("two stints of one worker in one call")
         before = torch.stack(list(starts)).to(self.device)
         now = before.clone()
-        pending = {i for i, stint in enumerate(stints) if lag and stint.worker in self.ends}
-        for i in pending:
-            now[i] = self.ends[stints[i].worker]
+        arrivals = self._go_on_from_ends(now, stints, lag)
         totals = [0.0] * len(stints)
         sketches: list[list[Tensor | None]] = [[] for _ in stints]
         for index in range(max(len(stint.batches) for stint in stints)):
@@ -186,22 +184,32 @@ class StintRunner:
                 totals[i] += losses[at]
                 sketches[i].append(rows[at])
                 self._local_step(stints[i].worker, now[i], gradients[at], stints[i].rates[index])
-            for i in [i for i in pending if min(lag, len(stints[i].batches)) == index + 1]:
+            for i in arrivals.get(index + 1, ()):
                 now[i] += before[i] - self.ends[stints[i].worker]
-                pending.remove(i)
             if after_step is not None:
                 after_step(index)
         if self.keeps_ends:
             self.ends = {stint.worker: now[i].clone() for i, stint in enumerate(stints)}
         change = (now - before).cpu()
         finite = torch.isfinite(change).all(dim=1).tolist()
-        for stint, good in zip(stints, finite, strict=True):
-            if not good:
-                # Its memory is not finite either, and would spoil every later stint.
-                self.local.pop(stint.worker, None)
-                self.ends.pop(stint.worker, None)
+        self._forget([stint.worker for stint, good in zip(stints, finite, strict=True) if not good])
         means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
         return change, Finished(means, [tuple(rows) for rows in sketches], finite)
+
+    def _go_on_from_ends(self, now: Tensor, stints: Sequence[Stint], lag: int) -> dict[int, list[int]]:
+        """Overlap: let stints begin where their workers' last ones ended; returns after which step averages arrive."""
+        arrivals: dict[int, list[int]] = {}
+        for i, stint in enumerate(stints):
+            if lag and stint.worker in self.ends:
+                now[i] = self.ends[stint.worker]
+                arrivals.setdefault(min(lag, len(stint.batches)), []).append(i)
+        return arrivals
+
+    def _forget(self, workers: Sequence[int]) -> None:
+        """What these workers found is not finite. Their memory is not either, and would spoil every later stint."""
+        for worker in workers:
+            self.local.pop(worker, None)
+            self.ends.pop(worker, None)
 
     def adopt(self, directions: Directions | None) -> None:
         """Make ghosts along these directions from now on."""

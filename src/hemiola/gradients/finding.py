@@ -31,23 +31,27 @@ def find_layers(model: nn.Module, rank: int | None, seed: int) -> tuple[list[Lay
             inside = f"{name}." if name else ""
         elif not any(p.requires_grad for p in module.parameters(recurse=False)):
             continue
-        if isinstance(module, nn.MultiheadAttention) and _plain(module, nn.MultiheadAttention):
-            found, why = attention_layers(name, module, rank)
-            layers += found
-            if why:
-                left_out.append(describe(name, module, why))
-            continue
-        if isinstance(module, nn.RNNBase):
-            if rank is not None and any(_plain(module, kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)):
-                layers.append(Recurrent(name, module, rank))
-            left_out.append(describe(name, module, "all but the first input-to-hidden weights" if rank else ""))
-            continue
-        layer = _layer(name, module, rank, seed)
-        if layer is not None:
-            layers.append(layer)
-        elif any(p.requires_grad for p in module.parameters()):
-            left_out.append(describe(name, module, LAZY if _lazy(module) else ""))
+        found, why = _understood(name, module, rank, seed)
+        layers += found
+        if why is not None:
+            left_out.append(describe(name, module, why))
     return layers, left_out
+
+
+def _understood(name: str, module: nn.Module, rank: int | None, seed: int) -> tuple[list[Layer], str | None]:
+    """The layers of a module that hooks can tell; and, unless that is all of it, why ("" if its class tells)."""
+    if isinstance(module, nn.MultiheadAttention) and _plain(module, nn.MultiheadAttention):
+        found, why = attention_layers(name, module, rank)
+        return list[Layer](found), why or None
+    if isinstance(module, nn.RNNBase):
+        known = rank is not None and any(_plain(module, kind) for kind in (nn.LSTM, nn.GRU, nn.RNN))
+        why = "all but the first input-to-hidden weights" if rank else ""
+        return [Recurrent(name, module, rank)] if known and rank is not None else [], why
+    layer = _layer(name, module, rank, seed)
+    if layer is not None:
+        return [layer], None
+    trained = any(p.requires_grad for p in module.parameters())
+    return [], None if not trained else LAZY if _lazy(module) else ""
 
 
 def describe(name: str, module: nn.Module, why: str = "") -> str:

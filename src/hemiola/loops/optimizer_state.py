@@ -122,23 +122,37 @@ def _common(index: int, parameter: Tensor, of_ranks: list[dict[str, Any]], state
         found = [rank.get(key) for rank in of_ranks]
         known = [description for description in found if description is not None]
         first = found[leader] or known[0]
-        if any(set(d) - {"finite"} != set(first) - {"finite"} or d.get("shape") != first.get("shape") for d in known):
+        if not all(_of_one_kind(description, first) for description in known):
             log.warning("the optimizer's state %r has different shapes on different ranks and is left as it is", key)
         elif "type" in first:
             log.warning("the optimizer's state %r (%s) cannot be made the same on all ranks", key, first["type"])
         elif "number" in first:
-            number: Any = first["number"]
-            if "dtype" in first:
-                device = torch.device("cpu") if first["on_cpu"] else parameter.device
-                number = torch.tensor(number, dtype=getattr(torch, first["dtype"]), device=device)
-            state[key] = number
+            state[key] = _number(first, parameter)
         else:
-            counted = [d is not None and d["finite"] for d in found]
-            if quantised:
-                counted = [rank == leader and d is not None for rank, d in enumerate(found)]
-            shares = [float(c) / max(1, sum(counted)) for c in counted]
+            shares = _shares(found, leader if quantised else None)
             entries.append(_Entry(index, key, getattr(torch, first["dtype"]), first["shape"], shares))
     return entries
+
+
+def _shares(found: list[dict[str, Any] | None], only: int | None) -> list[float]:
+    """What each rank's tensor counts in the mean: those that are finite alike, or one rank's alone."""
+    counted = [
+        described is not None and (described["finite"] if only is None else rank == only)
+        for rank, described in enumerate(found)
+    ]
+    return [float(each) / max(1, sum(counted)) for each in counted]
+
+
+def _of_one_kind(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() - {"finite"} == other.keys() - {"finite"} and one.get("shape") == other.get("shape")
+
+
+def _number(described: dict[str, Any], parameter: Tensor) -> Any:
+    """A single number as it was described: plain, or a tensor where the rank it comes from has it."""
+    if "dtype" not in described:
+        return described["number"]
+    device = torch.device("cpu") if described["on_cpu"] else parameter.device
+    return torch.tensor(described["number"], dtype=getattr(torch, described["dtype"]), device=device)
 
 
 def _steps(described: dict[str, Any]) -> float:

@@ -53,13 +53,17 @@ class Provenance:
             return None  # nothing with rows: whoever knows this batch knows how to use it
         count = len(outputs[0])
         outputs = [each for each in outputs if len(each) == count]
-        found = [list(leaves(item)) for item in items]
-        widest = max(map(len, found), default=0)
-        columns = [[each[i] if len(each) == widest else None for each in found] for i in range(widest)]
+        columns = _columns(items)
         if count == len(items) and self._in_place(outputs, columns):
             self._note_kept(items, batch, outputs, columns)
             return None
         self._kept = 0
+        return self._elsewhere(items, outputs, columns, count)
+
+    def _elsewhere(
+        self, items: list[Any], outputs: list[Tensor], columns: list[list[Any]], count: int
+    ) -> np.ndarray | None:
+        """For each row its item, of a batch that is not known to have kept every item in its row."""
         allowed: np.ndarray | None = None
         for numbers in (FEW, None):
             allowed = self._allowed(outputs, columns, count, len(items), numbers)
@@ -161,6 +165,13 @@ class Probe:
             return apart and all(map(_holds, rows[spots], arrays))
         except (LookupError, TypeError, AttributeError):
             return False  # other items, or another batch, than before
+
+
+def _columns(items: list[Any]) -> list[list[Any]]:
+    """The leaves of all items, one list for each place in an item; None for items that have fewer places."""
+    found = [list(leaves(item)) for item in items]
+    widest = max(map(len, found), default=0)
+    return [[each[i] if len(each) == widest else None for each in found] for i in range(widest)]
 
 
 def _holds(row: np.ndarray, item: np.ndarray) -> bool:

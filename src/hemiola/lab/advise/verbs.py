@@ -62,14 +62,10 @@ def advise(
     data: DataOption = None,
 ) -> None:
     """Race orders, periods and paces on the task, under a virtual clock, and say which to use."""
-    from hemiola.lab.advise.measure import ClusterFacts, read_measured, time_steps
     from hemiola.lab.advise.race import advise as race
 
     with tempfile.TemporaryDirectory() as folder:
-        facts: ClusterFacts | None = read_measured(measured) if measured is not None else None
-        if here:
-            loaded = _load(task, data)
-            facts = ClusterFacts([time_steps(loaded, batch or loaded.batch)])
+        facts = _facts(task, measured, here, batch, data)
         if facts is not None and delay is not None:
             raise InputError("--delay says what a step takes; --measured and --measure do, too: give one of them")
         trace = Path(folder) / "steps.csv" if write is None else write.absolute().with_suffix(".steps.csv")
@@ -100,6 +96,17 @@ def advise(
     if write is not None:
         told = f"trace({trace.name})" if facts is not None else delay or "constant(1)"
         _write(write, found, task, told, link, batch, epochs)
+
+
+def _facts(task: str, measured: Path | None, here: bool, batch: int | None, data: Path | None) -> ClusterFacts | None:
+    """What is known of the cluster: from a file, or timed here, or nothing."""
+    from hemiola.lab.advise.measure import ClusterFacts, read_measured, time_steps
+
+    facts = read_measured(measured) if measured is not None else None
+    if here:
+        loaded = _load(task, data)
+        facts = ClusterFacts([time_steps(loaded, batch or loaded.batch)])
+    return facts
 
 
 def _load(task: str, data: Path | None) -> Any:

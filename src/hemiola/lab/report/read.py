@@ -167,26 +167,35 @@ def together(folders: Sequence[Folder]) -> Folder:
     """Several folders as one, every run named after its folder where two would be called the same."""
     if len(folders) == 1:
         return folders[0]
-    every = [run for folder in folders for run in folder.runs]
-    labels = _labels([path for folder in folders for path in folder.paths[:1]])
-    renamed = [
-        _renamed(folder, {run: f"{run} · {label}" if every.count(run) > 1 else run for run in folder.runs})
-        for folder, label in zip(folders, labels, strict=True)
-    ]
-    tasks = [folder.task for folder in folders]
-    shared = {key: value for key, value in tasks[0].items() if all(task.get(key) == value for task in tasks)}
-    names = dict.fromkeys(str(task.get("name", "")) for task in tasks)
+    renamed = _told_apart(folders)
     return Folder(
         paths=tuple(path for folder in folders for path in folder.paths),
         version=", ".join(dict.fromkeys(folder.version for folder in folders)),
         given={},
         experiment={"run": [run for folder in renamed for run in tables(folder.experiment.get("run"))]},
-        task=shared | {"name": " and ".join(filter(None, names))},
+        task=_common_task([folder.task for folder in folders]),
         machine={},
         predicted={run: law for folder in renamed for run, law in folder.predicted.items()},
         rows=tuple(row for folder in renamed for row in folder.rows),
         log={key: log for folder in renamed for key, log in folder.log.items()},
     )
+
+
+def _told_apart(folders: Sequence[Folder]) -> list[Folder]:
+    """The folders with every run named after its folder where two would be called the same."""
+    every = [run for folder in folders for run in folder.runs]
+    labels = _labels([path for folder in folders for path in folder.paths[:1]])
+    return [
+        _renamed(folder, {run: f"{run} · {label}" if every.count(run) > 1 else run for run in folder.runs})
+        for folder, label in zip(folders, labels, strict=True)
+    ]
+
+
+def _common_task(tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several tasks agree on, under all their names."""
+    shared = {key: value for key, value in tasks[0].items() if all(task.get(key) == value for task in tasks)}
+    names = dict.fromkeys(str(task.get("name", "")) for task in tasks)
+    return shared | {"name": " and ".join(filter(None, names))}
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

@@ -111,14 +111,13 @@ def targets(group: Sequence[RunSummary]) -> tuple[float, ...]:
     start = median(median(one.smooth[first] for one in seeds) for seeds in curves)
     stays = [max(one.settled for one in seeds) for seeds in curves]
     end = max(stays[0], sorted(stays)[math.ceil(MOST * len(stays)) - 1])
-    if not (math.isfinite(start) and math.isfinite(end) and start > end):
-        return ()
+    return _rounded_up(_levels(start, end)) if math.inf > start > end > -math.inf else ()
+
+
+def _levels(start: float, end: float) -> list[float]:
+    """Evenly spaced on the logarithm, or linearly where there is none."""
     parts = [part / TARGETS for part in range(1, TARGETS + 1)]
-    if end > 0:
-        levels = [start * (end / start) ** part for part in parts]
-    else:
-        levels = [start + (end - start) * part for part in parts]
-    return _rounded_up(levels)
+    return [start * (end / start) ** part if end > 0 else start + (end - start) * part for part in parts]
 
 
 def _rounded_up(levels: Sequence[float]) -> tuple[float, ...]:
