@@ -26,7 +26,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -119,6 +119,26 @@ class Report:
     sketches: tuple[Tensor | None, ...]
 
 
+class Span(NamedTuple):
+    """What a worker did from one moment to another, for the time line of the report.
+
+    Attributes:
+        worker: Who; `LINK` for an averaging that passes behind the workers' backs.
+        what: ``computes``, ``sends``, ``receives``, ``exchanges``; or, of work that came to nothing, ``cancelled``,
+            ``late`` or ``dropped``. A worker that does none of this waits.
+        begin, end: Cluster seconds.
+    """
+
+    worker: int
+    what: str
+    begin: float
+    end: float
+
+
+LINK = -1
+FOLLOWED = 32  # workers whose spans are told; nobody reads more lines
+
+
 @dataclass
 class Update:
     """K reports, merged.
@@ -138,6 +158,7 @@ class Update:
         wasted_seconds: Worker-seconds spent on cancelled, late or dropped stints since the update before.
         durations: Compute seconds per local step of each stint that ended.
         censored: Seconds per local step that each cancelled stint had run for.
+        spans: What the first `FOLLOWED` workers did for it.
     """
 
     reports: list[Report]
@@ -152,6 +173,7 @@ class Update:
     wasted_seconds: float = 0.0
     durations: list[float] = field(default_factory=list)
     censored: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def predicted(experiment: Experiment) -> dict[str, dict[str, float]]:
 def _predict(cell: Cell) -> dict[str, float]:
     order, period, pace, _, _ = cell.parts()
     k, workers = pace.fixed_k, cell.settings.workers
-    if k is None or pace.max_staleness is not None:
+    if k is None or pace.max_staleness is not None or period.clock is not None:
         return {}
     variant = variant_of(pace)
     law = {"staleness": mean_staleness(variant, workers, k)}

@@ -25,6 +25,7 @@ from hemiola.errors import InputError
 from hemiola.files import PART, UnusableError, contents, sealed, set_aside, unsealed, write_whole
 from hemiola.lab.cell_folder import CellFolder, Say, plain
 from hemiola.lab.experiment import Cell, Experiment
+from hemiola.lab.machine import machine
 from hemiola.lab.predicted import predicted
 from hemiola.lab.results import Result, csv_text, jsonl_text
 
@@ -141,6 +142,7 @@ class Store:
             "experiment": self.experiment.resolved(),
             "task": task,
             "predicted": predicted(self.experiment),
+            "machine": machine(),
             "started": vars(started),
         }
         self.write("experiment.json", sealed(plain(facts), indent=1) + "\n")

@@ -75,6 +75,28 @@ class Ledger:
         """The fates of each worker's units, for the log."""
         return [{fate: self.totals[fate][worker] for fate in FATES} for worker in range(len(self.totals["used"]))]
 
+    def per_label(self, labels: Sequence[np.ndarray], unit: int) -> dict[str, dict[str, int]]:
+        """Of each label, its examples and how often they met each fate.
+
+        Args:
+            labels: Of every worker's examples (or the deck's), in the order of the shard.
+            unit: Examples per unit.
+        """
+        every = np.concatenate(labels)
+        classes, of = np.unique(every, return_inverse=True)
+        found: dict[str, dict[str, int]] = {str(label): {} for label in classes.tolist()}
+        for fate in ("examples", *FATES):
+            times = (
+                np.ones(len(every))
+                if fate == "examples"
+                else np.concatenate(
+                    [np.repeat(part, unit)[: len(mine)] for part, mine in zip(self.counts[fate], labels, strict=True)]
+                )
+            )
+            for row, count in zip(found.values(), np.bincount(of, times), strict=True):
+                row[fate] = int(count)
+        return found
+
     def state_dict(self) -> State:
         return {
             "counts": {fate: [torch.from_numpy(part.copy()) for part in parts] for fate, parts in self.counts.items()},

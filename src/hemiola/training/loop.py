@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from hemiola.contracts import Arrivals, Averaging, Directions, State, Stint, Update, Visit
@@ -24,8 +25,10 @@ from hemiola.training.directions import DirectionFinder, wants_ghosts
 from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
+from hemiola.training.windows import Windows
 
-KIND, VERSION = "hemiola-training", 5
+KIND, VERSION = "hemiola-training", 6
+LABELS = 100  # more labels than this are not told apart in the log
 HOPELESS = 10  # reports a worker, all of them not finite and nothing else in between: the run has diverged
 
 
@@ -72,6 +75,7 @@ class Training:
         plan.order.begin(self.sizes, plan.seed, self.lockstep)
         self.queues = self._dealer(plan.batch // unit)
         self.ledger = Ledger(self.sizes, self.workers)
+        self.windows = Windows(self.workers)
         seed_torch("model", plan.seed)
         flat = FlatModel(plan.task.model())
         self.parameters = flat.size
@@ -89,6 +93,9 @@ class Training:
         self._stints_given = [0] * self.workers
         self._marks = 0
         self._refused_in_a_row = 0
+        self._ks: list[list[float]] = []  # (seconds, K) where K changed since the last record
+        self._last_k = 0
+        self._note_k(0.0)
         self.cluster = make_cluster(plan, self)
 
     def _dealer(self, units_per_batch: int) -> Queues | Deck:
@@ -124,6 +131,7 @@ class Training:
     def _apply(self, update: Update) -> None:
         """Turn a merged update into the next version of the weights, and tell the policies."""
         self.ledger.record(update)
+        self.windows.note(update.spans)
         if update.change is None:
             self._stay(update)
         else:
@@ -139,6 +147,12 @@ class Training:
                 staleness=[report.staleness for report in update.reports],
             )
         )
+        self._note_k(update.seconds)
+
+    def _note_k(self, seconds: float) -> None:
+        if (k := self.plan.pace.k()) != self._last_k:
+            self._last_k = k
+            self._ks.append([float(f"{seconds:.7g}"), k])
 
     def _stay(self, update: Update) -> None:
         """Nothing came that is finite. One bad worker or example must not end a run, so the same weights are tried on.
@@ -312,7 +326,7 @@ class Training:
                 "test_metric": score.test_metric,
             }
         )
-        self.averages.history = []
+        self.averages.history, self._ks = [], []
 
     def _keep_if_best(self, metric: float) -> None:
         if self.plan.keep != "best" or math.isnan(metric):
@@ -355,10 +369,24 @@ class Training:
                 "idle_share": ledger.idle_seconds / worked,
                 "wasted_share": ledger.wasted_seconds / worked,
                 "mean_update_seconds": now / self.version if self.version else None,
+                "changes": self._ks,
             },
             "workers": ledger.per_worker(),
+            **self._recorded(),
             **self.cluster.telemetry(),
         }
+
+    def _recorded(self) -> dict[str, Any]:
+        """What only some lines of the log have: a window of the time line, and at the end what became of each label."""
+        ended = self.status != "running"
+        told: dict[str, Any] = {}
+        if window := self.windows.take(ended):
+            told["timeline"] = window
+        labels = self.plan.task.train.labels() if ended else None
+        if labels is not None and len(np.unique(labels)) <= LABELS:
+            holders = self.plan.shards[: len(self.sizes)]
+            told["labels"] = self.ledger.per_label([labels[shard] for shard in holders], self.plan.order.unit)
+        return told
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -375,6 +403,8 @@ class Training:
             "pace": self.plan.pace.state_dict(),
             "queues": self.queues.state_dict(),
             "ledger": self.ledger.state_dict(),
+            "windows": self.windows.state_dict(),
+            "ks": [self._last_k, list(self._ks)],
             "cluster": self.cluster.state_dict(),
             "averages": vars(self.averages) | {"history": list(self.averages.history)},
             "records": list(self.records),
@@ -401,6 +431,8 @@ class Training:
         self.plan.pace.load_state_dict(state["pace"])
         self.queues.load_state_dict(state["queues"])
         self.ledger.load_state_dict(state["ledger"])
+        self.windows.load_state_dict(state["windows"])
+        self._last_k, self._ks = state["ks"][0], list(state["ks"][1])
         self.cluster.load_state_dict(state["cluster"])
         self.averages = Averages(**state["averages"])
         self.records = list(state["records"])

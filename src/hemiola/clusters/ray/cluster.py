@@ -21,7 +21,7 @@ from hemiola.clusters.ray.roster import Event, Roster, Slot
 from hemiola.clusters.ray.worker import FEW_BYTES, Assignment, Momentum, Outcome, Setup, as_tensor
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.step_times import MeasuredTimes
-from hemiola.contracts import Pace, Report, State, Stint, Update, Work
+from hemiola.contracts import FOLLOWED, Pace, Report, Span, State, Stint, Update, Work
 from hemiola.pace.race import COUNTS, LATE, Race
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
@@ -49,6 +49,7 @@ class _Round:
     sent_bytes: int = 0
     idle_seconds: float = 0.0
     wasted_seconds: float = 0.0
+    spans: list[Span] = field(default_factory=list)
 
 
 class RayCluster:
@@ -182,6 +183,8 @@ class RayCluster:
             self._start(slot)
             return
         fate = self.race.finish(slot.worker)
+        what = "computes" if fate is COUNTS else "late" if fate is LATE else "dropped"
+        this.spans += self._spans(slot, what, outcome.seconds)
         if fate is COUNTS:
             this.idle_seconds += max(time.monotonic() - slot.started - outcome.seconds, 0.0)
             this.arrived.append(_Arrival(stint, outcome, time.monotonic() - slot.started))
@@ -202,8 +205,18 @@ class RayCluster:
         self.race.lose(slot.worker)
         ran = time.monotonic() - slot.started
         this.wasted_seconds += ran
+        this.spans += self._spans(slot, "cancelled", ran)
         this.cancelled.append(slot.stint)
         self.work.give_back(slot.stint)
+
+    def _spans(self, slot: Slot, what: str, seconds: float) -> list[Span]:
+        """What a worker did since its stint was sent: so many seconds of it, and messages in the rest."""
+        if slot.worker >= FOLLOWED:
+            return []
+        end = self.now
+        began = end - (time.monotonic() - slot.started)
+        done = min(began + seconds, end)
+        return [Span(slot.worker, what, began, done), Span(slot.worker, "sends", done, end)]
 
     def _cancel(self, workers: list[int], this: _Round) -> None:
         """The update does not wait for these."""
@@ -248,6 +261,7 @@ class RayCluster:
             wasted_seconds=this.wasted_seconds,
             durations=this.durations,
             censored=this.censored,
+            spans=this.spans,
         )
 
     def _row(self, outcome: Outcome) -> Tensor:

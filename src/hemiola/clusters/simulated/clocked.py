@@ -17,7 +17,7 @@ from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.simulated.timeline import Interval, Step, Timeline
 from hemiola.clusters.stints import StintRunner
-from hemiola.contracts import Clock, Report, State, Stint, Update, Work
+from hemiola.contracts import FOLLOWED, LINK, Clock, Report, Span, State, Stint, Update, Work
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import Link, gather_bytes, ring_bytes
 from hemiola.wire.exchange import Exchange
@@ -93,6 +93,7 @@ class ClockedCluster:
         self._remember(this, gathered)
         change, spread = self._mean(gathered, [report.stint for report in reports])
         message, workers = self.sender.message_bytes, self.workers
+        followed = range(min(workers, FOLLOWED))
         return Update(
             reports=reports,
             change=change,
@@ -101,6 +102,10 @@ class ClockedCluster:
             refused=refused,
             bytes_per_worker=ring_bytes(message, workers) + gather_bytes(this.sketch_bytes, workers),
             durations=[step.ends - step.started for steps in this.steps for step in steps],
+            spans=[
+                *(Span(who, "computes", one.started, one.ends) for who in followed for one in this.steps[who]),
+                Span(LINK, "exchanges", this.snapshot, self.now),
+            ],
         )
 
     def _compute(self, this: Interval) -> tuple[dict[int, Tensor], list[Report]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hemiola.clusters.simulated.sketch_cost import Charge
-from hemiola.contracts import Pace, State, Stint, Work
+from hemiola.contracts import FOLLOWED, Pace, Span, State, Stint, Work
 from hemiola.pace.race import COUNTS, LATE, Race
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import Link, ServerLink
@@ -29,6 +29,7 @@ class Running:
         due: When the next thing happens to it: its computation ends, or its report arrives.
         sequence: Decides between events at the same time.
         sending: The report is on the link.
+        doing: What the worker does until ``computed``: (what, begin, end).
     """
 
     stint: Stint
@@ -38,6 +39,19 @@ class Running:
     due: float
     sequence: int
     sending: bool = False
+    doing: tuple[tuple[str, float, float], ...] = ()
+
+    def spans(self, end: float, instead: str | None = None) -> list[Span]:
+        """What the worker did until its stint was over at ``end``; ``instead`` of computing, where it was in vain."""
+        worker = self.stint.worker
+        if worker >= FOLLOWED:
+            return []
+        told = [*self.doing, ("sends", self.computed, end)]
+        return [
+            Span(worker, instead if instead and what == "computes" else what, begin, min(until, end))
+            for what, begin, until in told
+            if begin < min(until, end)
+        ]
 
 
 @dataclass
@@ -51,7 +65,7 @@ class Round:
         late: Stints that finished too late and were not listened to.
         dropped: Stints refused as too stale.
         durations: Compute seconds per local step of every stint that ended.
-        idle_seconds, wasted_seconds: See `hemiola.contracts.Update`.
+        idle_seconds, wasted_seconds, spans: See `hemiola.contracts.Update`.
     """
 
     arrived: list[tuple[Running, float]] = field(default_factory=list)
@@ -62,6 +76,7 @@ class Round:
     durations: list[float] = field(default_factory=list)
     idle_seconds: float = 0.0
     wasted_seconds: float = 0.0
+    spans: list[Span] = field(default_factory=list)
 
 
 class Clockwork:
@@ -112,6 +127,7 @@ class Clockwork:
             self.free_since[worker] = self.now
             this.durations.append(running.compute / len(running.stint.batches))
             fate = self.race.finish(worker)
+            this.spans += running.spans(self.now, None if fate is COUNTS else "late" if fate is LATE else "dropped")
             if fate is COUNTS:
                 this.arrived.append((running, self.now))
             else:
@@ -161,14 +177,17 @@ class Clockwork:
         if self.lag:
             # It went straight on when its last stint ended, and waits for the weights only where it needs them.
             begin, ahead = self._ended[worker], min(self.lag, len(wanted))
-            computed = max(begin + self._compute(worker, draw, wanted[:ahead]), self.now)
-            computed += self._compute(worker, draw + ahead, wanted[ahead:])
+            paused = begin + self._compute(worker, draw, wanted[:ahead])
+            resumed = max(paused, self.now)
+            computed = resumed + self._compute(worker, draw + ahead, wanted[ahead:])
+            doing = (("computes", begin, paused), ("computes", resumed, computed))
         else:
             begin = self.now if self.server is None else self.server.download(self.now, self.message)
             computed = begin + compute
+            doing = (("receives", self.now, begin), ("computes", begin, computed))
         self._ended[worker] = computed
         self.race.start(worker)
-        self._push(Running(stint, begin, compute, computed, computed, 0))
+        self._push(Running(stint, begin, compute, computed, computed, 0, doing=doing))
 
     def _compute(self, worker: int, draw: int, wanted: Sequence[bool]) -> float:
         """Seconds of local steps, of which the wanted ones make sketches."""
@@ -197,6 +216,7 @@ class Clockwork:
             ran = max(self.now - running.started, 0.0)
             this.cancelled.append((running.stint, ran))
             this.wasted_seconds += ran
+            this.spans += running.spans(self.now, "cancelled")
             self.work.give_back(running.stint)
             self.free_since[worker] = self.now
         if workers:
@@ -224,6 +244,7 @@ class Clockwork:
                     "due": r.due,
                     "sequence": r.sequence,
                     "sending": r.sending,
+                    "doing": r.doing,
                 }
                 for r in self.running.values()
             ],

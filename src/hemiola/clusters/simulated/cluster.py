@@ -19,7 +19,7 @@ from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.clockwork import Clockwork, Round
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.stints import Finished, StintRunner
-from hemiola.contracts import Pace, Period, Report, State, Stint, Update, Work
+from hemiola.contracts import FOLLOWED, LINK, Pace, Period, Report, Span, State, Stint, Update, Work
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import Link, gather_bytes, ring_bytes
 from hemiola.wire.exchange import Exchange
@@ -105,6 +105,7 @@ class SimulatedCluster:
             wasted_seconds=this.wasted_seconds,
             durations=this.durations,
             censored=[ran / len(stint.batches) for stint, ran in this.cancelled],
+            spans=this.spans,
         )
 
     def telemetry(self) -> State:
@@ -217,6 +218,9 @@ class SimulatedCluster:
         if self.pace.lockstep:
             transfer = self.link.ring_seconds(self.sender.message_bytes, self.workers)
             transfer += self.link.gather_seconds(self._gathered(this), self.workers)
+            if transfer:
+                met = range(min(self.workers, FOLLOWED)) if self.exchange.overlap == 0 else [LINK]
+                this.spans += [Span(who, "exchanges", self.clock.now, self.clock.now + transfer) for who in met]
             self.clock.advance(transfer)
             self._set_lag(this, transfer)
         return self.clock.now

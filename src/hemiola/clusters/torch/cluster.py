@@ -25,7 +25,7 @@ from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
 from hemiola.clusters.torch.group import gather, share
-from hemiola.contracts import Directions, Pace, Period, Report, State, Stint, Update, Work
+from hemiola.contracts import FOLLOWED, Directions, Pace, Period, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
 from hemiola.state import own_state
@@ -158,7 +158,15 @@ class CollectiveCluster:
             bytes_per_worker=merged.bytes + sketch_bytes,
             idle_seconds=float((seconds.max() - seconds).sum()),
             durations=[float(seconds[stint.worker]) / len(stint.batches) for stint in stints],
+            spans=self._spans(stints, seconds, float(exchanged.min())),
         )
+
+    def _spans(self, stints: Sequence[Stint], seconds: np.ndarray, exchange: float) -> list[Span]:
+        """What everyone did for the update that ends now; the exchange is the one before, as in `_pass_time`."""
+        met = self._seconds - float(seconds.max())
+        followed = [stint.worker for stint in stints if stint.worker < FOLLOWED]
+        spans = [Span(worker, "exchanges", met - exchange, met) for worker in followed if exchange]
+        return spans + [Span(worker, "computes", met, met + float(seconds[worker])) for worker in followed]
 
     def _run(self, stints: Sequence[Stint], wanted: dict[int, tuple[bool, ...]]) -> _Mine:
         """Compute this rank's stint, if it has one."""

@@ -255,9 +255,10 @@ def timeline(rows: Rows, x: str, theme: Theme) -> Spec:
     present = {row["what"] for row in rows}
     domain = [doing for doing in DOINGS if doing in present]
     begin, end = min(row["begin"] for row in rows), max(row["end"] for row in rows)
-    workers = len({row["worker"] for row in rows})
+    lines = sorted({row["worker"] for row in rows}, key=lambda line: (not line.isdecimal(), line.zfill(9)))
+    workers = len(lines)
     chart = {
-        "mark": {"type": "bar", "height": {"band": 0.8}, "clip": True, "stroke": None, **told},
+        "mark": {"type": "bar", "height": {"band": 0.8}, "clip": True, "stroke": None, "x2Offset": -1, **told},
         "encoding": {
             "x": {
                 "field": "begin",
@@ -267,7 +268,7 @@ def timeline(rows: Rows, x: str, theme: Theme) -> Spec:
                 "axis": _axis([begin, end], False, count=5, grid=False),
             },
             "x2": {"field": "end"},
-            "y": {"field": "worker", "type": "ordinal", "title": "worker", "axis": {"grid": False}},
+            "y": {"field": "worker", "type": "ordinal", "sort": lines, "title": "worker", "axis": {"grid": False}},
             "color": _kinds("what", domain, DOINGS),
         },
     }

@@ -21,6 +21,7 @@ from importlib.metadata import version
 import vl_convert
 
 from hemiola.cache import cache_folder, keep
+from hemiola.contracts import FOLLOWED
 from hemiola.lab.report import conclusion, words
 from hemiola.lab.report.drawing import Drawing
 from hemiola.lab.report.html import (
@@ -36,7 +37,7 @@ from hemiola.lab.report.html import (
 )
 from hemiola.lab.report.log import number, table
 from hemiola.lab.report.read import Folder
-from hemiola.lab.report.rows import GROUPS, LINES, swept_keys
+from hemiola.lab.report.rows import GROUPS, swept_keys
 from hemiola.lab.report.settings import command, described, reproduce
 from hemiola.lab.report.summary import DRAWN, POLICIES, RESULTS, Cell, Ended, RunSummary, Summary
 from hemiola.lab.report.verdicts import BETTER, WORSE, Verdict, verdicts
@@ -306,7 +307,7 @@ def _workers(drawing: Drawing) -> str:
     """Where the workers' time and the examples went."""
     summary = drawing.summary
     workers = number(summary.folder.shared.get("workers"))
-    lines = f" The first {LINES} workers are shown." if workers > LINES else ""
+    lines = f" The first {FOLLOWED} workers are shown." if workers > FOLLOWED else ""
     means = f" Neighbouring workers are shown as the means of {GROUPS} groups." if workers > GROUPS else ""
     body = [
         part(

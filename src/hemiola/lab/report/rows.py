@@ -11,6 +11,7 @@ from statistics import stdev
 
 import numpy as np
 
+from hemiola.contracts import FOLLOWED, LINK
 from hemiola.lab.report import words
 from hemiola.lab.report.curves import logs_of, over, spans_of
 from hemiola.lab.report.log import Counts, Log, Point, number
@@ -23,7 +24,6 @@ TAIL = 24  # stalenesses from here on share one bar: a long tail of single repor
 GROUPS = 120  # more workers than this are shown as the means of so many groups
 LABELS = 40  # more labels than this cannot be told apart
 MOMENTS = 120  # places at which a step function of time is drawn
-LINES = 32  # workers of a time line
 
 
 # ------------------------------------------------------------------------------------------------------ what is reached
@@ -245,10 +245,15 @@ def window_rows(summary: Summary, run: RunSummary, which: int) -> tuple[Rows, st
     last = max((float(one[:, 2].max()) for one in intervals.values()), default=0.0)
     unit, name = words.unit_of("seconds", last - first)
     rows: Rows = [
-        {"worker": int(worker), "what": what, "begin": (begin - first) / unit, "end": (end - first) / unit}
+        {
+            "worker": "link" if worker == LINK else str(int(worker)),
+            "what": what,
+            "begin": (begin - first) / unit,
+            "end": (end - first) / unit,
+        }
         for what, one in intervals.items()
         for worker, begin, end in one.tolist()
-        if worker < LINES
+        if worker < FOLLOWED
     ]
     return (rows if last > first else []), f"{name} after {words.amount('seconds', first)} of cluster time"
 
