@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.readers import read_libsvm
-from hemiola.lab.tasks.task import Task, correct_sign, logistic_loss
+from hemiola.lab.tasks.task import Task, logistic_task
 
 FEATURES = 123
 
@@ -28,15 +28,4 @@ def _part(path: Path) -> tuple[Tensor, Tensor]:
 def logistic(*, l2: float = 1e-4, data: Path | None = None) -> Task:
     """Logistic regression on a9a; convex while l2 > 0."""
     train, test = _people(require("a9a", data))
-    return Task(
-        name="a9a-logistic",
-        model=partial(nn.Linear, FEATURES, 1),
-        train=train,
-        test=test,
-        losses=logistic_loss,
-        scores=correct_sign,
-        convex=l2 > 0,
-        l2=l2,
-        lr=0.1,
-        batch=16,
-    )
+    return logistic_task("a9a-logistic", train, test, FEATURES, l2, lr=0.1, batch=16)

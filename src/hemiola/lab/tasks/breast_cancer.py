@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hemiola.lab.tasks.task import Task, correct_sign, logistic_loss
+from hemiola.lab.tasks.task import Task, logistic_task
 
 TRAIN = 469
 
@@ -28,19 +28,12 @@ def _tumours() -> tuple[Tensor, Tensor]:
 def logistic(*, l2: float = 1e-3) -> Task:
     """Logistic regression on breast-cancer, inputs standardised by the training part; convex while l2 > 0."""
     inputs, targets = _tumours()
-    return Task(
-        name="breast-cancer-logistic",
-        model=_linear,
-        train=(inputs[:TRAIN], targets[:TRAIN]),
-        test=(inputs[TRAIN:], targets[TRAIN:]),
-        losses=logistic_loss,
-        scores=correct_sign,
-        convex=l2 > 0,
-        l2=l2,
+    return logistic_task(
+        "breast-cancer-logistic",
+        (inputs[:TRAIN], targets[:TRAIN]),
+        (inputs[TRAIN:], targets[TRAIN:]),
+        inputs.shape[1],
+        l2,
         lr=0.1,
         batch=1,
     )
-
-
-def _linear() -> nn.Module:
-    return nn.Linear(30, 1)

@@ -22,7 +22,7 @@ from hemiola.errors import InputError
 from hemiola.lab.tasks import minilm
 from hemiola.lab.tasks.files import SETS, require
 from hemiola.lab.tasks.readers import read_tsv, reading
-from hemiola.lab.tasks.task import Task, TensorExamples, correct_sign, logistic_loss
+from hemiola.lab.tasks.task import Task, TensorExamples, logistic_task
 
 GlueTask = Literal["sst2", "cola", "mrpc", "rte"]
 LONGEST = 128  # tokens of a sentence that is embedded; those of SST-2 have at most 66
@@ -116,18 +116,7 @@ def sst2_logistic(*, l2: float = 1e-4, examples: int = 0, data: Path | None = No
     _check_examples(examples)
     root = require("minilm", require("sst2", data))
     train, test = _embedded(root, examples or None)
-    return Task(
-        name="sst2-logistic",
-        model=partial(nn.Linear, minilm.width(root), 1),
-        train=train,
-        test=test,
-        losses=logistic_loss,
-        scores=correct_sign,
-        convex=l2 > 0,
-        l2=l2,
-        lr=0.05,
-        batch=1,
-    )
+    return logistic_task("sst2-logistic", train, test, minilm.width(root), l2, lr=0.05, batch=1)
 
 
 def _check_examples(examples: int) -> None:

@@ -9,17 +9,17 @@ application, in an order shuffled once for all, is for testing.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hemiola.errors import InputError
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.readers import read_zipped_columns, reading
-from hemiola.lab.tasks.task import Task, correct_sign, logistic_loss
+from hemiola.lab.tasks.task import Task, logistic_task
 from hemiola.streams import stream
 
 CATEGORIES = (
@@ -81,15 +81,4 @@ def _standardised(values: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def logistic(*, l2: float = 1e-4, data: Path | None = None) -> Task:
     """Logistic regression on HMDA; convex while l2 > 0."""
     train, test = _applications(require("hmda", data))
-    return Task(
-        name="hmda-logistic",
-        model=partial(nn.Linear, train[0].shape[1], 1),
-        train=train,
-        test=test,
-        losses=logistic_loss,
-        scores=correct_sign,
-        convex=l2 > 0,
-        l2=l2,
-        lr=0.05,
-        batch=16,
-    )
+    return logistic_task("hmda-logistic", train, test, train[0].shape[1], l2, lr=0.05, batch=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -122,6 +123,22 @@ def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def correct_sign(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the score (B, 1) is positive for class 1 and not for class 0, else 0."""
     return ((outputs[:, 0] > 0) == (targets == 1)).to(torch.float32)
+
+
+def logistic_task(name: str, train: Any, test: Any, features: int, l2: float, lr: float, batch: int) -> Task:
+    """Logistic regression of two classes on ``features`` numbers; convex while l2 > 0."""
+    return Task(
+        name=name,
+        model=partial(nn.Linear, features, 1),
+        train=train,
+        test=test,
+        losses=logistic_loss,
+        scores=correct_sign,
+        convex=l2 > 0,
+        l2=l2,
+        lr=lr,
+        batch=batch,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- examples
