@@ -1,6 +1,9 @@
 """The one exception a user's mistake turns into, and the warning of the sampler."""
 
+import re
 from collections.abc import Iterable
+
+LONGEST = 200  # characters of a word in a message; a longer value is not read by anyone
 
 
 class InputError(ValueError):
@@ -9,6 +12,9 @@ class InputError(ValueError):
     The message is one line that stands on its own: what was wrong, the value, and what is allowed. The command
     line prints it and exits with code 2; nothing else prints a message without a traceback.
     """
+
+    def __str__(self) -> str:
+        return re.sub(rf"\S{{{LONGEST},}}", lambda word: f"{word[0][:60]}...{word[0][-20:]}", super().__str__())
 
 
 class FailedElsewhere(RuntimeError):

@@ -329,3 +329,23 @@ def test_another_model_is_not_the_one_that_is_trained(tracked: bool) -> None:
     assert found.shown == []
     (text,) = found.warned
     assert "the watched Linear was neither called nor trained" in text
+
+
+def train_mode_inside(loop: Loop, epochs: int) -> None:
+    for _ in range(epochs):
+        for x, numbers in loop.loader:
+            loop.model.train()
+            loop.step(x, numbers)
+        loop.model.eval()
+        with torch.no_grad():
+            loop.call(x)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_asking_for_batches_in_eval_mode_is_named_as_the_cause(tracked: bool) -> None:
+    found = audit(Loop(tracked), train_mode_inside, epochs=2)
+    assert found.wrong == 0
+    assert sorted(found.shown) == list(range(EXAMPLES))
+    (text,) = found.warned
+    assert "the loader was asked for batches while the model was in eval mode" in text
+    assert "call model.train() before" in text

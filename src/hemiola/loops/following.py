@@ -34,6 +34,7 @@ class Following:
         model: The watched model, if there is one.
         modes: In which the model was trained so far: in training mode (True), in eval mode (False).
         drawn_by: Who asked for the last iterator, see `notices.who_draws`.
+        asked_in_eval: Whether the last iterator was taken for an evaluation, because the model was in eval mode.
     """
 
     now: Epoch
@@ -45,6 +46,7 @@ class Following:
         self.model: nn.Module | None = None
         self.modes: set[bool] = set()
         self.drawn_by: tuple[str | None, bool] = (None, False)
+        self.asked_in_eval = False
         self._tracker = Tracker()
         self._iterations = 0
 
@@ -110,6 +112,9 @@ class Following:
     def claim(self, given: list[Tensor], pending: int) -> Claim:
         """Which examples is this forward pass given, after ``pending`` others whose backward passes are due?"""
         examples = len(given[0])
+        if self.asked_in_eval and self.now.done == len(self.now) and self.model is not None and self.model.training:
+            self._notices.asked_in_eval(self.now)
+            return Claim(self.now, examples)
         if not self.tracked or self._tracker.last is None:
             if self.tracked:
                 self._notices.untracked()

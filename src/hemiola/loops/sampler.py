@@ -109,7 +109,8 @@ class OrderedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Start the next epoch, or go on with one that was loaded or not trained on; an evaluation starts nothing."""
         # Not a generator: what an iterator means is decided when the loop asks for it, not when it first draws.
-        if self._following.evaluating():
+        self._following.asked_in_eval = self._following.evaluating()
+        if self._following.asked_in_eval:
             if self._following.untried():
                 self._now.issued = len(self._now)  # it may turn out to be training, of a model in eval mode
             return iter(self._now.sequence.tolist())
