@@ -22,7 +22,8 @@ def _predict(cell: Cell) -> dict[str, float]:
     law = {"staleness": mean_staleness(variant, workers, k)}
     cluster = cell.settings.cluster if isinstance(cell.settings.cluster, dict) else {}
     steps_only = not period.local and order.sketch is None and "link" not in cluster and pace.late == "cancel"
-    if steps_only and "delay" in cluster:
+    delay = parse_delay(cluster["delay"], cell.base) if steps_only and "delay" in cluster else None
+    if delay is not None and delay.own is None:  # theory knows one law and factors on it, not a law for each worker
         slow = slow_factors(cluster.get("slow", {}))
-        law["update_seconds"] = update_time(variant, parse_delay(cluster["delay"], cell.base), workers, k, slow).value
+        law["update_seconds"] = update_time(variant, delay, workers, k, slow).value
     return law

@@ -3,6 +3,9 @@
 A law is written as in an experiment file, ``"shifted-exponential(1, 1)"``, and parsed by `parse_delay`. `DelayStreams`
 turns a law into draws that are a pure function of (seed, worker, number of the draw), so every policy, and the
 simulation with and without gradients, sees common random numbers, and a resumed run needs to remember counts only.
+
+A trace that says whose times they are is not one law: every worker draws from its own. Draws of the same number come
+from the same place of everybody's times, so that what slowed several workers at once still does.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +22,48 @@ from scipy import stats
 from hemiola.errors import InputError, unknown
 from hemiola.pace.laws import Empirical, Floats, Hyperexponential, Law
 from hemiola.streams import stream
-from hemiola.timing.traces import read_trace
+from hemiola.timing.traces import Trace, read_trace
 
 SHORTEST, LONGEST = 1e-12, 1e12  # seconds; beyond them sums of times lose their digits
 BLOCK = 512  # draws from one place of the generator: many enough to hide the move there, few enough for 10,000 workers
+
+
+@dataclass(frozen=True)
+class OwnTimes:
+    """Measured times by worker, and how they are drawn from.
+
+    Attributes:
+        times: Of each worker, in the order they were measured.
+        block: Times that follow each other stay together in blocks of this many; 0 for all of them, in order.
+        source: Where they come from, for messages.
+    """
+
+    times: tuple[Floats, ...]
+    block: int
+    source: str
+
+    def check(self, workers: int) -> None:
+        """Refuse a run with more workers than there are times for."""
+        if workers > len(self.times):
+            raise InputError(
+                f"the trace {self.source} has the times of {len(self.times)} workers, and the run has {workers}; "
+                f"trace({self.source}, pooled) lets every worker draw from all of them"
+            )
+
+    def as_trace(self) -> Trace:
+        """All times again, each with its worker."""
+        owners = [worker for worker, times in enumerate(self.times) for _ in times]
+        return Trace(tuple(float(time) for times in self.times for time in times), tuple(owners), source=self.source)
+
+    def draws(self, worker: int, first: int, uniforms: Callable[[int], Floats]) -> Floats:
+        """Draws ``first`` to ``first + BLOCK - 1`` of a worker; ``uniforms(b)`` are `BLOCK` numbers, the b-th ones."""
+        mine, numbers = self.times[worker], np.arange(first, first + BLOCK)
+        if not self.block:
+            return np.asarray(mine[numbers % len(mine)])
+        blocks, within = numbers // self.block, numbers % self.block
+        chunks = {int(chunk): uniforms(int(chunk)) for chunk in np.unique(blocks // BLOCK)}
+        starts = np.array([chunks[b // BLOCK][b % BLOCK] for b in blocks.tolist()])
+        return np.asarray(mine[((starts * len(mine)).astype(np.intp) + within) % len(mine)])
 
 
 @dataclass(frozen=True)
@@ -36,6 +77,7 @@ class Delay:
         mean: Expected seconds.
         scipy: The distribution: a frozen ``scipy.stats`` one, or one of `hemiola.pace.laws` with the same methods.
         draw: See `sample`.
+        own: Where every worker has times of its own; then ``scipy`` and ``draw`` are of all of them together.
     """
 
     name: str
@@ -44,6 +86,7 @@ class Delay:
     mean: float
     scipy: Law
     draw: Callable[[np.random.Generator, int], Floats]
+    own: OwnTimes | None = None
 
     def sample(self, generator: np.random.Generator, n: int) -> Floats:
         """Return n independent draws. The first m of n draws are the m draws that ``sample(generator, m)`` gives."""
@@ -61,7 +104,7 @@ def parse_delay(text: str, base: Path | None = None) -> Delay:
         raise InputError(f"a delay is written like 'exponential(1.0)', got {text!r}; known: {', '.join(_forms())}")
     name, inside = match.group(1), match.group(2).strip()
     if name == "trace":
-        return trace_delay(_resolve(inside.strip("'\""), base))
+        return _parse_trace(inside, base)
     if name not in _LAWS:
         raise InputError(unknown("delay law", name, [*_LAWS, "trace"]))
     names, build = _LAWS[name]
@@ -77,9 +120,36 @@ def parse_delay(text: str, base: Path | None = None) -> Delay:
     return Delay(name, arguments, written, float(law.mean()), law, draw)
 
 
-def trace_delay(path: Path) -> Delay:
-    """Measured step times of a file, resampled with replacement: all workers draw from all times."""
-    return empirical_delay(read_trace(path).seconds, law=f"trace({path})")
+_TRACE_WAYS = r"\s*,\s*(pooled|in-order|blocks\s*=.*)$"
+
+
+def _parse_trace(inside: str, base: Path | None) -> Delay:
+    """Read ``trace(FILE)``, ``trace(FILE, pooled)``, ``trace(FILE, in-order)`` or ``trace(FILE, blocks=N)``."""
+    found = re.search(_TRACE_WAYS, inside)
+    way = found.group(1) if found else ""
+    path = _resolve((inside[: found.start()] if found else inside).strip("'\""), base)
+    block = 0 if way == "in-order" else 1
+    if way.startswith("blocks"):
+        size = way.partition("=")[2].strip()
+        if not (size.isascii() and size.isdigit() and int(size) >= 1):
+            raise InputError(f"blocks of trace({path}, {way}) must be a whole number of at least 1, got {size!r}")
+        block = int(size)
+    return trace_delay(read_trace(path), path, way, block)
+
+
+def trace_delay(trace: Trace, path: Path, way: str, block: int) -> Delay:
+    """Measured step times of a file.
+
+    Where the file says whose they are, every worker draws from its own, unless the way is ``"pooled"``. Where it does
+    not, all workers draw from all times, one by one.
+    """
+    law = f"trace({path}, {way})" if way else f"trace({path})"
+    pooled = empirical_delay(trace.seconds, law)
+    if way == "pooled" or (not way and trace.workers is None):
+        return pooled
+    if trace.workers is None:
+        raise InputError(f"{law} needs to know whose times they are, and {path} has no column 'worker'")
+    return replace(pooled, own=OwnTimes(tuple(trace.by_worker()), block, str(path)))
 
 
 def empirical_delay(seconds: Iterable[float], law: str) -> Delay:
@@ -164,7 +234,12 @@ _LAWS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[Law, Draw]]]] = {
 
 
 def _forms() -> list[str]:
-    return [f"{name}({', '.join(names)})" for name, (names, _) in _LAWS.items()] + ["trace(FILE)"]
+    return [f"{name}({', '.join(names)})" for name, (names, _) in _LAWS.items()] + [
+        "trace(FILE)",
+        "trace(FILE, pooled)",
+        "trace(FILE, in-order)",
+        "trace(FILE, blocks=N)",
+    ]
 
 
 def _number(text: str, argument: str, part: str) -> float:
@@ -209,6 +284,8 @@ class DelayStreams:
             if not (math.isfinite(factor) and factor > 0):
                 raise InputError(f"the slow factor of worker {worker} must be finite and above 0, got {factor}")
             self.factors[worker] = factor
+        if delay.own is not None:
+            delay.own.check(workers)
         self._held: dict[int, tuple[int, list[float]]] = {}
         # Philox is a function of (key, counter): the key says what the stream is for, and the upper words of the
         # counter say which block of it, so that going to a block costs a tenth of making a generator for it.
@@ -217,10 +294,21 @@ class DelayStreams:
 
     def block(self, worker: int, block: int) -> Floats:
         """Draws ``block * BLOCK`` to ``(block + 1) * BLOCK - 1`` of a worker: the fast way through many draws."""
+        if self.delay.own is not None:
+            draws = self.delay.own.draws(worker, block * BLOCK, self._shared_uniforms)
+        else:
+            draws = self.delay.sample(self._at(block, worker), BLOCK)
+        return np.asarray(draws * self.factors[worker])
+
+    def _at(self, block: int, worker: int) -> np.random.Generator:
+        """The generator, at the beginning of a worker's block."""
         self._state["state"]["counter"][:] = (0, 0, block, worker)
         self._generator.bit_generator.state = self._state
-        draws = self.delay.sample(self._generator, BLOCK)
-        return np.asarray(draws * self.factors[worker])
+        return self._generator
+
+    def _shared_uniforms(self, block: int) -> Floats:
+        """`BLOCK` numbers in [0, 1), the same for every worker."""
+        return self._at(block, 0).random(BLOCK)
 
     def seconds(self, worker: int, first: int, count: int = 1) -> float:
         """Sum of ``count`` draws from number ``first`` on: the compute time of a stint of that many local steps."""

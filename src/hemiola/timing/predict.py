@@ -169,7 +169,9 @@ def predict(
     notes: list[str] = []
     if isinstance(delay, str):
         delay = parse_delay(delay)
-    elif isinstance(delay, Trace):
+    if isinstance(delay, Delay) and delay.own is not None:
+        delay = delay.own.as_trace()
+    if isinstance(delay, Trace):
         found, notes = _unequal_workers(delay, workers)
         slow = found | slow
         if exchange is None and delay.exchange_seconds:
@@ -247,6 +249,12 @@ def _unequal_workers(trace: Trace, workers: int) -> tuple[dict[int, float], list
             "times out and give --slow."
         ]
     factors = trace.factors()
+    named = len(set(trace.workers))
+    if not factors and named > 1:
+        return {}, [
+            f"None of the {named} workers of the trace is shown to be slow throughout: what waiting costs is "
+            "transient, steps that straggle by chance."
+        ]
     notes = [
         f"Worker {worker} took {factor:.2f} times as long as the others throughout: it counts as a slow worker, not as "
         f"chance. Repair it or give it less to do before choosing a pace for its sake."
@@ -272,11 +280,15 @@ def _conclusions(
     synchronous: Row,
     exchange: float | None,
 ) -> list[str]:
+    factors = [slow.get(worker, 1.0) for worker in range(workers)]
+    mean = delay.mean * statistics.fmean(factors)  # of all workers, the slow ones included
     lines = [
         f"Waiting for all {workers} workers, an update takes {synchronous.update_seconds:.3g} s, "
-        f"{synchronous.update_seconds / delay.mean:.2f} times a mean step; "
+        f"{synchronous.update_seconds / mean:.2f} times a mean step; "
         f"{synchronous.idle_share:.0%} of all worker time is spent waiting."
     ]
+    if slow:
+        lines.append(_persistent_and_transient(synchronous.update_seconds, delay.mean * max(factors), mean))
     fresh, most = _best([row for row in rows if row.mean_staleness == 0]), _best(rows)
     gain = most.reports_per_second / synchronous.reports_per_second
     fresh_gain = fresh.reports_per_second / synchronous.reports_per_second
@@ -304,6 +316,19 @@ def _conclusions(
     if slow:
         lines.append("The workers are unequal: cancelling and dropping then hit the data of the slow ones most.")
     return lines
+
+
+def _persistent_and_transient(update: float, slowest: float, mean: float) -> str:
+    """What waiting costs beyond a mean step, taken apart: one worker's fault, or chance."""
+    persistent, transient = max(slowest - mean, 0.0), max(update - slowest, 0.0)
+    share = persistent / max(persistent + transient, 1e-300)
+    line = (
+        f"Of what waiting costs beyond a mean step, {share:.0%} is persistent (the slowest worker is always slow) and "
+        f"{1 - share:.0%} transient (steps that straggle by chance)"
+    )
+    if share > 0.5:
+        return f"{line}: give the slow worker less to do; cancelling it only repeats its work."
+    return f"{line}: not waiting for the last ones helps more than evening out the workers."
 
 
 def _best(rows: list[Row]) -> Row:

@@ -58,6 +58,13 @@ class Trace:
                 found[worker] = median / middle
         return found
 
+    def by_worker(self) -> list[np.ndarray]:
+        """Each worker's times in the order of the file, by worker number; none where the file does not say whose."""
+        if self.workers is None:
+            return []
+        times, owners = np.asarray(self.seconds), np.asarray(self.workers)
+        return [times[owners == worker] for worker in np.unique(owners)]
+
     def even(self) -> tuple[float, ...]:
         """The times as they would be, were the workers in `factors` like the others."""
         factors = self.factors()
