@@ -16,6 +16,8 @@ from hemiola.options import check_options, option_names
 # Only optimizers that treat every number alike: weights travel as one vector, so shapes are not known here.
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta")
 
+LARGEST_RATE = 1e30  # torch refuses what float32 cannot hold, with a traceback in the middle of a step
+
 Schedule = Callable[[float], float]
 
 
@@ -82,8 +84,8 @@ class Optimizer:
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise InputError(f"optimizer.name: {unknown('optimizer', self.name, OPTIMIZERS)}")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise InputError(f"optimizer.lr: must be a positive number, got {self.lr}")
+        if not 0 < self.lr <= LARGEST_RATE:
+            raise InputError(f"optimizer.lr: must be a positive number of at most {LARGEST_RATE:g}, got {self.lr}")
         allowed = [name for name in option_names(getattr(torch.optim, self.name)) if name not in _NOT_FOR_USERS]
         for key in self.arguments:
             if key not in allowed:

@@ -55,9 +55,9 @@ class Notices:
     def asked_in_eval(self, epoch: Epoch) -> None:
         self.say(
             "asked in eval",
-            f"the loop trains on, but epoch {epoch.number} is over and the next one was not begun: the loader was asked "
-            "for batches while the model was in eval mode, which counts as an evaluation. Nothing is learnt until it is "
-            "asked in training mode: call model.train() before `for batch in loader`",
+            f"the loop trains on, but epoch {epoch.number} is over and the next one was not begun: the loader was "
+            "asked for batches while the model was in eval mode, which counts as an evaluation. Nothing is learnt "
+            "until it is asked in training mode: call model.train() before `for batch in loader`",
         )
 
     def untracked(self) -> None:
