@@ -287,7 +287,7 @@ def test_the_log_says_what_was_chosen_and_how_good_the_order_is(caplog: pytest.L
         loop = Loop(sampler, data, model)
         loop.epoch()
         loop.epoch()
-    assert "balancing ghost:4 on ghosts of each example (4 directions)" in caplog.text
+    assert "balancing ghost:4:thin on ghosts of each example (4 directions of 1 layers, thinned out)" in caplog.text
     assert "epoch 0 is over: herding" in caplog.text
     assert sampler.telemetry()["skipped"] == 0
     assert sampler.telemetry()["herding"] > 0

@@ -260,7 +260,7 @@ def test_foreign_state_is_refused() -> None:
         ({"examples": 11}, "saved with examples = 11, this run has 10"),
         ({"order": "grab"}, "saved with order = 'grab', this run has 'cd-grab'"),
         ({"unit": 2}, "saved with unit = 2"),
-        ({"sketch": "exact"}, "saved with sketch = 'exact', this run has 'ghost:4'"),
+        ({"sketch": "exact"}, "saved with sketch = 'exact', this run has 'ghost:4:thin'"),
         ({"seed": 1}, "saved with seed = 1"),
     ):
         with pytest.raises(InputError, match=message):

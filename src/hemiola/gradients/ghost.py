@@ -26,6 +26,7 @@ from hemiola.gradients.hooks import Hook
 from hemiola.gradients.layer_hooks import hook_layer
 from hemiola.gradients.layers import Layer, Lookup, Projecting, working_type
 from hemiola.gradients.sketch import Exact, Fold, SketchSpec, build_sketch
+from hemiola.gradients.thin import thin_out
 
 log = logging.getLogger("hemiola")
 
@@ -118,7 +119,9 @@ class Recorder:
     def __init__(self, model: nn.Module, spec: SketchSpec, seed: int, share: Share | None = None) -> None:
         self._whole = spec.kind != "ghost"
         self._model = model
-        self.layers, self.left_out = find_layers(model, spec.rank, seed)
+        found, self.left_out = find_layers(model, spec.rank, seed)
+        self.layers = thin_out(found) if spec.thin else found
+        self._spared = {getattr(x.module, key) for x in found if x not in self.layers for key in x.parameters}
         if self._whole:
             at, offsets = 0, {}
             for p in model.parameters():
@@ -320,7 +323,7 @@ class Recorder:
             for number, layer in enumerate(self.layers)
             for key in layer.parameters
             if self.usable(number)
-        }
+        } | self._spared
         trained = [p for p in self._model.parameters() if p.requires_grad]
         lazy = any(isinstance(p, UninitializedParameter) for p in trained)
         sizes = {p: 0 if isinstance(p, UninitializedParameter) else p.numel() for p in trained}

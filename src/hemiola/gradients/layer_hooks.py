@@ -51,7 +51,7 @@ def hook_layer(recorder: Recorder, layer: Layer, number: int) -> Undo:
         return _catch_products(recorder, layer, watched)
     if isinstance(layer, Recurrent):
         return _watch_input(recorder, module, watched)
-    if isinstance(layer, Convolution) and layer.directions and layer.groups == 1 and "forward" not in vars(module):
+    if isinstance(layer, Convolution) and layer.rides and "forward" not in vars(module):
         plain = type(module).forward
 
         def fused(a: Tensor, recording: Recording) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hemiola.errors import InputError, nearest
 from hemiola.streams import stream
 
-GHOST_WIDTH = 1024
+GHOST_WIDTH, THIN_WIDTH = 1024, 512
 
 
 @dataclass(frozen=True)
@@ -25,28 +25,34 @@ class SketchSpec:
     """What a sketch option means.
 
     Attributes:
-        kind: ``"exact"`` (the gradient itself), ``"fold"``, or ``"ghost"`` (see ``order/gradients.py``).
+        kind: ``"exact"`` (the gradient itself), ``"fold"``, or ``"ghost"`` (``ghost.py``).
         width: Numbers a unit is folded to; None for ``"exact"``.
         rank: Principal input directions per layer; None unless ``"ghost"``.
+        thin: Whether ghosts are made of a part of the model (``thin.py``).
     """
 
     kind: Literal["exact", "fold", "ghost"]
     width: int | None = None
     rank: int | None = None
+    thin: bool = False
 
 
 def parse_sketch(text: str) -> SketchSpec:
-    """Read ``"exact"``, ``"fold:K"``, ``"ghost:R"`` (folded to 1024 numbers) or ``"ghost:R:K"``."""
+    """Read ``"exact"``, ``"fold:K"``, ``"ghost:R"`` (folded to 1024 numbers) or ``"ghost:R:K"``, perhaps ``":thin"``."""
     kind, *numbers = str(text).split(":")
+    thin = kind == "ghost" and numbers[1:] != [] and numbers[-1] == "thin"
+    numbers = numbers[:-1] if thin else numbers
     if kind == "exact" and not numbers:
         return SketchSpec("exact")
     if kind == "fold" and len(numbers) == 1:
         return SketchSpec("fold", width=_count(text, "K", numbers[0]))
     if kind == "ghost" and len(numbers) in (1, 2):
-        width = _count(text, "K", numbers[1]) if len(numbers) == 2 else GHOST_WIDTH
-        return SketchSpec("ghost", width=width, rank=_count(text, "R", numbers[0]))
+        width = _count(text, "K", numbers[1]) if len(numbers) == 2 else THIN_WIDTH if thin else GHOST_WIDTH
+        return SketchSpec("ghost", width=width, rank=_count(text, "R", numbers[0]), thin=thin)
     hint = nearest(kind, ["exact", "fold", "ghost"]) if kind not in ("exact", "fold", "ghost") else ""
-    raise InputError(f"sketch must be 'exact', 'fold:K', 'ghost:R' or 'ghost:R:K', got {text!r}{hint}")
+    raise InputError(
+        f"sketch must be 'exact', 'fold:K', 'ghost:R', 'ghost:R:K' or 'ghost:R:thin', got {text!r}{hint}"
+    )
 
 
 def default_sketch(unit: int) -> str:

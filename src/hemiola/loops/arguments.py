@@ -14,6 +14,8 @@ from hemiola.order.balanced import Balanced
 from hemiola.own import checked_policy
 from hemiola.peers import check_started
 
+THIN = "ghost:4:thin"
+
 
 def dataset_size(dataset: Sized) -> int:
     """How many examples; refuses what cannot be ordered."""
@@ -63,7 +65,8 @@ def policy(order: str | Order, unit: int | None, sketch: str | None) -> Order:
             raise InputError(f"the order {order!r} uses no gradients, so sketch = {sketch!r} cannot be used")
         fixed: Order = ORDERS[order](unit=unit)
         return fixed
-    balanced: Order = ORDERS[order](unit=unit, sketch=sketch)
+    # A loop pays for its ghosts, so where nothing was said they are thin; larger units have the policy's default.
+    balanced: Order = ORDERS[order](unit=unit, sketch=THIN if sketch is None and unit == 1 else sketch)
     return balanced
 
 

@@ -160,9 +160,9 @@ class Watch:
             assert self._spec is not None
             whole = self._spec.kind != "ghost"
             left = f"; left out: {', '.join(self.recorder.left_out)}" if self.recorder.left_out else ""
-            kind = (
-                "whole gradients of each example" if whole else f"ghosts of each example ({self._spec.rank} directions)"
-            )
+            thin = f" of {len(self.recorder.layers)} layers, thinned out" if self._spec.thin else ""
+            ghosts = f"ghosts of each example ({self._spec.rank} directions{thin})"
+            kind = "whole gradients of each example" if whole else ghosts
             return f"{kind}, from hooks in the backward pass{left}"
         return None if self._fold is None else "the micro-batch gradient of each unit"
 
