@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ class Block(nn.Module):
 def resnet20() -> nn.Module:
     torch.manual_seed(0)
     widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
-    blocks = [Block(before, after) for before, after in zip(widths, widths[1:], strict=False)]
+    blocks = [Block(before, after) for before, after in pairwise(widths)]
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
     return nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), *blocks, *head)
 
@@ -66,6 +66,8 @@ class Attention(nn.Module):
 
 
 class GPTBlock(nn.Module):
+    """Attention, then two linear layers, each with a way around."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.attention, self.norm2 = nn.LayerNorm(width), Attention(width, heads), nn.LayerNorm(width)

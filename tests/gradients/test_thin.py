@@ -27,7 +27,8 @@ def test_linear_layers_speak_for_convolutions_where_they_hold_the_weights() -> N
 
 
 def test_a_model_of_convolutions_gives_them_too() -> None:
-    resnet = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 32, 3), nn.Flatten(), nn.Linear(32, 2))
+    convolutions = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 32, 3)
+    resnet = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32, 2))
     assert names(resnet) == ["0", "2", "4"]
 
 
@@ -97,5 +98,5 @@ def test_how_a_thin_sketch_is_written() -> None:
     assert parse_sketch("ghost:4:thin") == SketchSpec("ghost", width=512, rank=4, thin=True)
     assert parse_sketch("ghost:4:64:thin") == SketchSpec("ghost", width=64, rank=4, thin=True)
     for wrong in ("ghost:thin", "fold:4:thin", "ghost:4:thin:64", "exact:thin"):
-        with pytest.raises(InputError, match="ghost:R:thin|whole number"):
+        with pytest.raises(InputError, match=r"ghost:R:thin|whole number"):
             parse_sketch(wrong)

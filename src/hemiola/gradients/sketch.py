@@ -38,7 +38,7 @@ class SketchSpec:
 
 
 def parse_sketch(text: str) -> SketchSpec:
-    """Read ``"exact"``, ``"fold:K"``, ``"ghost:R"`` (folded to 1024 numbers) or ``"ghost:R:K"``, perhaps ``":thin"``."""
+    """Read ``"exact"``, ``"fold:K"``, ``"ghost:R"`` (folded to 1024), ``"ghost:R:K"``, ``"ghost:R:thin"``."""
     kind, *numbers = str(text).split(":")
     thin = kind == "ghost" and numbers[1:] != [] and numbers[-1] == "thin"
     numbers = numbers[:-1] if thin else numbers
@@ -50,9 +50,7 @@ def parse_sketch(text: str) -> SketchSpec:
         width = _count(text, "K", numbers[1]) if len(numbers) == 2 else THIN_WIDTH if thin else GHOST_WIDTH
         return SketchSpec("ghost", width=width, rank=_count(text, "R", numbers[0]), thin=thin)
     hint = nearest(kind, ["exact", "fold", "ghost"]) if kind not in ("exact", "fold", "ghost") else ""
-    raise InputError(
-        f"sketch must be 'exact', 'fold:K', 'ghost:R', 'ghost:R:K' or 'ghost:R:thin', got {text!r}{hint}"
-    )
+    raise InputError(f"sketch must be 'exact', 'fold:K', 'ghost:R', 'ghost:R:K' or 'ghost:R:thin', got {text!r}{hint}")
 
 
 def default_sketch(unit: int) -> str:
