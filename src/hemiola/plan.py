@@ -13,6 +13,7 @@ from hemiola.contracts import Cluster, Order, Pace, Period, Task, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
+from hemiola.wire.outer import Outer
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Plan:
         deck: Whether all workers take batches from one order over the whole training set, instead of each from its
             shard.
         keep: The weights the run leaves behind: the last, or the best of its evaluations by the task's metric.
+        outer: What becomes of a merged change before it is applied; None for nothing.
     """
 
     task: Task
@@ -74,6 +76,7 @@ class Plan:
     train_examples: int | None = None
     deck: bool = False
     keep: Literal["last", "best"] = "last"
+    outer: Outer | None = None
 
     def __post_init__(self) -> None:
         if self.batch % self.order.unit:
@@ -82,6 +85,8 @@ class Plan:
         if self.batch > smallest:
             raise InputError(f"batch: {self.batch} is larger than the smallest worker's shard of {smallest} examples")
         self.exchange.check(self.period.local)
+        if self.outer is not None:
+            self.outer.check(self.period)
 
     @property
     def lockstep(self) -> bool:

@@ -53,6 +53,7 @@ JOBS = {
     "deck": BASE | BALANCED | {"shards": {"deal": "deck"}},
     "ghosts": BASE | {"order": {"name": "cd-grab", "sketch": "ghost:2"}},
     "ghosts, local": BASE | ADAPTIVE | {"order": {"name": "cd-grab", "sketch": "ghost:2"}},
+    "outer": BASE | BALANCED | ADAPTIVE | {"outer": {"name": "diloco", "momentum": 0.5}},
     "fp32": BASE | WIDE | {"period": {"name": "constant", "p": 2}},
 }
 
@@ -65,8 +66,8 @@ def on(cluster: str, given: dict) -> dict:
 def train_all(cluster: str, folder: Path) -> dict[str, Trained]:
     """Every job, and one of them again with a stop and a checkpoint in its middle."""
     jobs = {name: Job(on(cluster, given)) for name, given in JOBS.items()}
-    jobs["stopped"] = Job(on(cluster, JOBS["both"]), folder, stop_at=4)
-    jobs["resumed"] = Job(on(cluster, JOBS["both"]), folder)
+    jobs["stopped"] = Job(on(cluster, JOBS["outer"]), folder, stop_at=4)
+    jobs["resumed"] = Job(on(cluster, JOBS["outer"]), folder)
     folder.mkdir()
     if cluster == "torch":
         found = train_on_ranks(list(jobs.values()), WORKERS, folder / "rendezvous")
@@ -145,11 +146,11 @@ def test_a_report_that_is_not_finite_is_refused_and_counted(cluster: str, traine
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(cluster: str, trained) -> None:
     runs = trained(cluster)
     assert runs["stopped"].status == "running"
-    assert 4 <= runs["stopped"].updates < runs["both"].updates
-    assert torch.equal(runs["resumed"].weights, runs["both"].weights)
-    assert runs["resumed"].curve() == runs["both"].curve()
-    assert runs["resumed"].period == runs["both"].period
-    assert runs["resumed"].counts == runs["both"].counts
+    assert 4 <= runs["stopped"].updates < runs["outer"].updates
+    assert torch.equal(runs["resumed"].weights, runs["outer"].weights)
+    assert runs["resumed"].curve() == runs["outer"].curve()
+    assert runs["resumed"].period == runs["outer"].period
+    assert runs["resumed"].counts == runs["outer"].counts
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -160,7 +161,7 @@ def test_a_narrow_wire_sends_less_and_trains_as_well(cluster: str, trained) -> N
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS[1:])
-@pytest.mark.parametrize("name", ["synchronous", "balanced", "local", "both", "spoilt", "deck", "fp32"])
+@pytest.mark.parametrize("name", ["synchronous", "balanced", "local", "both", "spoilt", "deck", "outer", "fp32"])
 def test_every_cluster_gives_what_the_simulated_one_gives(cluster: str, name: str, trained) -> None:
     real, simulated = trained(cluster)[name], trained("simulated")[name]
     assert real.updates == simulated.updates

@@ -164,7 +164,7 @@ def test_resume_is_exact_and_state_is_plain(tmp_path):
         ),
         (
             {"period": Clocked(), "outer": "diloco"},
-            "outer is not for period Clocked, whose averagings follow the clock; leave it out",
+            "outer = 'diloco' is not for averagings that follow the clock; use a period that counts steps",
         ),
         ({"overlap": -2}, "overlap must be at least 0, got -2"),
     ],

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hemiola.errors import InputError
 from hemiola.lab.experiment import Experiment
 from hemiola.lab.tasks import Task
 from hemiola.streams import seed_torch
@@ -79,9 +80,14 @@ def test_short_last_batches_and_resting_workers_count_as_by_hand(batch, steps):
     assert [worker["used"] for worker in run.ledger.per_worker()] == [2 * len(shard) for shard in run.plan.shards]
 
 
-def test_local_steps_are_sgd_at_every_worker_and_an_average():
-    """ADPSGD's loop with constant p, written out: local momentum, averaging of weights every p steps."""
-    run = finished(period={"name": "constant", "p": 4}, optimizer={"lr": 0.05, "momentum": 0.9})
+@pytest.mark.parametrize(
+    ("outer", "by_hand"),
+    [({}, {"lr": 1.0}), ({"outer": "diloco"}, {"lr": 0.7, "momentum": 0.9, "nesterov": True})],
+    ids=["averaging", "diloco"],
+)
+def test_local_steps_are_sgd_at_every_worker_and_an_average(outer, by_hand):
+    """ADPSGD's loop with constant p, written out: local momentum, averaging of weights every p steps; and DiLoCo's."""
+    run = finished(period={"name": "constant", "p": 4}, optimizer={"lr": 0.05, "momentum": 0.9}, **outer)
     plan = run.plan
     seed_torch("model", 0)
     common = plan.task.model()
@@ -89,6 +95,7 @@ def test_local_steps_are_sgd_at_every_worker_and_an_average():
     for model in models:
         model.load_state_dict(common.state_dict())
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+    outer_step = torch.optim.SGD(common.parameters(), **by_hand)
     orders = [plan.order.sequence(worker, 0) for worker in range(4)]
     for step in range(75):
         for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -100,13 +107,38 @@ def test_local_steps_are_sgd_at_every_worker_and_an_average():
             optimizer.step()
         if (step + 1) % 4 == 0 or step == 74:
             with torch.no_grad():
-                for group in zip(*(m.parameters() for m in models), strict=True):
-                    mean = torch.stack(list(group)).mean(0)
-                    for p in group:
-                        p.copy_(mean)
+                for shared, *group in zip(*(m.parameters() for m in (common, *models)), strict=True):
+                    shared.grad = shared - torch.stack(group).mean(0)
+                outer_step.step()
+            for model in models:
+                model.load_state_dict(common.state_dict())
     expected = torch.cat([p.detach().reshape(-1) for p in models[0].parameters()])
     assert run.averages.count == 19  # 18 of four steps and a closing one of three
     torch.testing.assert_close(weights(run), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"period": {"name": "adaptive", "start": 2, "wire": "int8"}},
+        {"period": {"name": "constant", "p": 2}, "pace": {"name": "k-async", "k": 2}},
+    ],
+)
+def test_an_outer_optimizer_with_rate_one_is_none_bit_for_bit(fields):
+    plain = finished(**fields)
+    outer = finished(**fields, outer={"name": "SGD", "lr": 1.0})
+    assert torch.equal(weights(plain), weights(outer))
+    assert [r["train_loss"] for r in plain.records] == [r["train_loss"] for r in outer.records]
+    other = finished(**fields, outer={"name": "SGD", "lr": 1.0, "momentum": 0.1})
+    assert not torch.equal(weights(plain), weights(other))
+
+
+def test_a_run_does_not_go_on_with_another_outer_optimizer():
+    fields = {"period": {"name": "constant", "p": 2}}
+    state = finished(**fields, outer="diloco").state_dict()
+    for outer, line in [({}, "saved with another outer optimizer"), ({"outer": "slowmo"}, "slowmo")]:
+        with pytest.raises(InputError, match=line):
+            training(**fields, **outer).load_state_dict(state)
 
 
 def test_period_one_is_full_communication():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hemiola.errors import InputError
+from hemiola.period import Clocked, Constant, Full
 from hemiola.wire.outer import Outer
 
 
@@ -135,6 +136,8 @@ def test_what_is_given_and_where_it_cannot_be():
     outer = Outer("slowmo")
     assert Outer.made(outer) is outer
     assert Outer.made({"name": "SGD", "lr": 0.7, "momentum": 0.9, "nesterov": True}).name == "SGD"
-    outer.check(local=True)
+    outer.check(Constant(p=2))
     with pytest.raises(InputError, match="outer = 'slowmo' works on the change of local steps, and full communication"):
-        outer.check(local=False)
+        outer.check(Full())
+    with pytest.raises(InputError, match="outer = 'slowmo' is not for averagings that follow the clock"):
+        outer.check(Clocked())

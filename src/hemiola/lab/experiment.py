@@ -35,6 +35,7 @@ from hemiola.options import first_error
 from hemiola.plan import Amount, ClusterFactory, Plan, check_policies
 from hemiola.training import split_examples, whole_set
 from hemiola.wire.exchange import Exchange
+from hemiola.wire.outer import Outer
 
 
 class _Table(BaseModel):
@@ -88,6 +89,10 @@ def _named_table(given: Any) -> Any:
     return {"name": given} if isinstance(given, str) else given
 
 
+def _outer_table(given: Any) -> Any:
+    return {"name": given.name, **given.options} if isinstance(given, Outer) else _named_table(given)
+
+
 def _nameable(given: Any) -> Any:
     if isinstance(given, str | dict) or is_live(given):
         return given
@@ -113,6 +118,7 @@ class Settings(_Table):
     order: Named = "rr"
     period: Named = "full"
     pace: Named = "k-sync"
+    outer: Annotated[dict[str, Any] | None, BeforeValidator(_outer_table)] = None
 
     def resolved(self) -> dict[str, Any]:
         """Everything as plain JSON values."""
@@ -160,6 +166,8 @@ class Cell:
         factory = self.cluster()
         with within("period"):
             check_policies(period, pace, exchange)
+        if (outer := self.outer()) is not None:
+            outer.check(period)
         factory.check(period, pace, exchange)
         return order, period, pace, exchange, factory
 
@@ -197,12 +205,18 @@ class Cell:
             train_examples=settings.evaluate.train_examples,
             deck=deck,
             keep=settings.keep,
+            outer=self.outer(),
         )
         return plan, factory
 
     def task(self, data: Path | None) -> Task:
         """Load the task."""
         return make_task(self.settings.task, self.base, data)
+
+    def outer(self) -> Outer | None:
+        """A fresh outer optimizer, where there is one."""
+        with within("outer"):
+            return Outer.made(self.settings.outer)
 
     def optimizer(self, default_lr: float) -> Optimizer:
         """Build the optimizer's description."""
@@ -362,7 +376,7 @@ def _merge(default: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]
         if key == "optimizer":  # The one table that is named and added to.
             merged[key], value = _named_table(merged.get(key)), _named_table(value)
         both_tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if both_tables and key not in NAMED else value
+        merged[key] = {**merged[key], **value} if both_tables and key not in (*NAMED, "outer") else value
     return merged
 
 

@@ -17,7 +17,9 @@ from hemiola.clusters.table import CLUSTERS
 from hemiola.lab.experiment import Settings
 from hemiola.lab.policies import FAMILIES, describe_policies
 from hemiola.lab.tasks.load import TASKS
+from hemiola.optimizers import OPTIMIZERS
 from hemiola.wire.exchange import Exchange
+from hemiola.wire.outer import PRESETS
 
 Schema = dict[str, Any]
 
@@ -33,6 +35,7 @@ def experiment_schema() -> Schema:
             {name: (_properties(policy) | extra, told[family, name]) for name, policy in table.items()}
         )
     keys["cluster"] = _named({name: (_properties(make), "") for name, make in CLUSTERS.items()})
+    keys["outer"] = _outer()
     tasks = _named({name: (_properties(entry.make, ("data",)), entry.model) for name, entry in TASKS.items()})
     keys["task"] = tasks
     run = {"type": "object", "properties": {"name": {"type": "string"}, **keys}, "additionalProperties": False}
@@ -68,6 +71,13 @@ def _named(options: Mapping[str, tuple[Mapping[str, Schema], str]]) -> Schema:
     own = {"type": "string", "pattern": ".+:.+", "description": "Your own: module:name or file.py:name."}
     own_table = {"type": "object", "properties": {"name": own}, "required": ["name"]}
     return {"anyOf": [*alone, *tables, own, own_table]}
+
+
+def _outer() -> Schema:
+    """A preset or a torch.optim class, alone or with its options, which only the class knows."""
+    name = {"enum": [*PRESETS, *OPTIMIZERS]}
+    table = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+    return {"anyOf": [name, table], "description": "What becomes of a merged change before it is applied."}
 
 
 def _properties(make: Any, filled_in: tuple[str, ...] = ()) -> dict[str, Schema]:

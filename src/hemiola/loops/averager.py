@@ -157,8 +157,10 @@ class Averager:
             raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")
         self.exchange = Exchange(wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap)
         self.outer = Outer.made(outer)
+        if self.outer is not None:
+            self.outer.check(self.period)
         if self.period.clock is not None:
-            _check_clocked(type(self.period).__name__, self.exchange, self.outer)
+            _check_clocked(type(self.period).__name__, self.exchange)
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
@@ -509,9 +511,9 @@ class Averager:
         return path
 
 
-def _check_clocked(period: str, exchange: Exchange, outer: Outer | None) -> None:
+def _check_clocked(period: str, exchange: Exchange) -> None:
     """Refuse what needs a moment at which all ranks stand still."""
-    given = {"momentum": exchange.momentum != "local", "overlap": exchange.overlap != 0, "outer": outer is not None}
+    given = {"momentum": exchange.momentum != "local", "overlap": exchange.overlap != 0}
     for option, is_given in given.items():
         if is_given:
             raise InputError(f"{option} is not for period {period}, whose averagings follow the clock; leave it out")

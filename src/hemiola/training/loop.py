@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hemiola.contracts import Arrivals, Averaging, Directions, State, Stint, Update, Visit
@@ -199,7 +200,7 @@ class Training:
     def _next_weights(self, change: Tensor, rate: float) -> Tensor:
         weights = self.versions[self.version].clone()
         if self.plan.period.local:
-            return weights.add_(change)
+            return weights.add_(self._outer_step(change, rate))
         group = self._server.param_groups[0]
         parameter = group["params"][0]
         group["lr"] = rate
@@ -208,6 +209,12 @@ class Training:
         self._server.step()
         weights[self.parameters :] += change[self.parameters :]
         return weights
+
+    def _outer_step(self, change: Tensor, rate: float) -> Tensor:
+        """What is applied in place of a merged change; buffers move as they were averaged."""
+        if self.plan.outer is None or self.plan.outer.plain:
+            return change
+        return torch.cat((self.plan.outer(change[: self.parameters], rate), change[self.parameters :]))
 
     def _publish(self, weights: Tensor) -> None:
         self.version += 1
@@ -397,6 +404,7 @@ class Training:
             "version": VERSION,
             "weights": {"now": self.version, "held": dict(self.versions)},
             "optimizer": self._server.state_dict(),
+            "outer": None if self.plan.outer is None else self.plan.outer.state_dict(),
             "order": self.plan.order.state_dict(),
             "directions": None if self._finder is None else vars(self._finder.found),
             "period": self.plan.period.state_dict(),
@@ -424,6 +432,10 @@ class Training:
             raise InputError(f"its model has {', '.join(map(str, saved))} weights, the task's has {size}")
         self.version, self.versions = state["weights"]["now"], dict(state["weights"]["held"])
         self._server.load_state_dict(state["optimizer"])
+        if (state["outer"] is None) != (self.plan.outer is None):
+            raise InputError("it was saved with another outer optimizer")
+        if self.plan.outer is not None:
+            self.plan.outer.load_state_dict(state["outer"])
         self.plan.order.load_state_dict(state["order"])
         if self._finder is not None:
             self._finder.found = Directions(**state["directions"])

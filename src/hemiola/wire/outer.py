@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hemiola.contracts import Period
 from hemiola.errors import InputError, unknown
 from hemiola.optimizers import OPTIMIZERS, Optimizer
 from hemiola.options import option_names, whole
@@ -208,12 +209,16 @@ class Outer:
             )
         return cls(**given)
 
-    def check(self, local: bool) -> None:
-        """Refuse a period without local steps, as `Period.local` says."""
-        if not local:
+    def check(self, period: Period) -> None:
+        """Refuse periods that it cannot go with."""
+        if not period.local:
             raise InputError(
                 f"outer = {self.name!r} works on the change of local steps, and full communication has none; "
                 "use a local period such as constant"
+            )
+        if period.clock is not None:
+            raise InputError(
+                f"outer = {self.name!r} is not for averagings that follow the clock; use a period that counts steps"
             )
 
     def __call__(self, change: Tensor, lr: float) -> Tensor:

@@ -21,7 +21,8 @@ def described(folder: Folder) -> list[tuple[str, str]]:
     for dotted in sweep:
         _without(shared, dotted.split("."))
     hidden = {"title", "order", "period", "pace"}
-    told = [(key, words.options(value)) for key, value in shared.items() if key not in hidden and value not in ({}, [])]
+    given = {key: value for key, value in shared.items() if key not in hidden and value not in ({}, [], None)}
+    told = [(key, words.options(value)) for key, value in given.items()]
     return told + [(f"{words.key(key)}, swept", words.options(values)) for key, values in sweep.items()]
 
 
