@@ -15,6 +15,8 @@ from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.outer import Outer
 
+LONGEST = 1e12  # epochs, updates or seconds: beyond it fractions of a step are lost in the rounding
+
 
 @dataclass(frozen=True)
 class Amount:
@@ -28,8 +30,8 @@ class Amount:
         given = [value for value in (self.epochs, self.updates, self.seconds) if value is not None]
         if len(given) != 1:
             raise InputError(f"give exactly one of epochs, updates and seconds, got {len(given)}")
-        if not 0 < given[0] < float("inf"):
-            raise InputError(f"must be above 0 and finite, got {given[0]}")
+        if not 0 < given[0] <= LONGEST:
+            raise InputError(f"must be above 0 and at most {LONGEST:g}, got {given[0]}")
 
     def share(self, epochs: float, updates: int, seconds: float) -> float:
         """How often this amount fits into what has passed."""
