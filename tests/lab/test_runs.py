@@ -317,3 +317,18 @@ def test_train_without_a_folder_returns_plain_records():
     assert [line["epochs"] for line in result.log] == [0.0, 1.0, 2.0]
     assert result.log[-1]["train_loss"] == result.row["train_loss"]
     json.dumps(result.log)
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import hemiola\n"
+        "print('the script runs')\n"
+        "results = hemiola.train(task='digits-logistic', workers=2, batch=50, stop={'updates': 2}, out='out', jobs=2,\n"
+        "    run=[{'name': 'a'}, {'name': 'b', 'order': 'cd-grab'}])\n"
+        "print('losses', len(results))\n"
+    )
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("the script runs") == 1
+    assert "losses 2" in ended.stdout
