@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from bench_sampler import lenet
 from ratio import Ratio
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler
 
 from hemiola.loops.sampler import OrderedSampler
 from hemiola.order import CDGraB
@@ -140,8 +141,8 @@ def steps(build: Callable[[], nn.Module], loss: Step, batch: int, batches: int, 
     sampler = OrderedSampler(range(batch * batches), order)
     with sampler.watch(model):
         while True:
-            for numbers in torch.tensor(list(sampler)).split(batch):
-                step(numbers % 512)
+            for numbers in BatchSampler(sampler, batch, drop_last=False):
+                step(torch.tensor(numbers) % 512)
                 yield
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hemiola.adapters import accelerate as accelerate
     from hemiola.adapters import lightning as lightning
+    from hemiola.adapters import loggers as loggers
     from hemiola.adapters import transformers as transformers
     from hemiola.contracts import Arrivals as Arrivals
     from hemiola.contracts import Averaging as Averaging
@@ -122,8 +123,8 @@ _PUBLIC = {
     "write_report": "hemiola.lab.report",
 }
 
-# Modules whose names stand for frameworks: ``hemiola.lightning.Ordered``.
-_ADAPTERS = ("accelerate", "lightning", "transformers")
+# Modules for other people's frameworks: ``hemiola.lightning.Ordered``, ``hemiola.loggers.tensorboard``.
+_ADAPTERS = ("accelerate", "lightning", "loggers", "transformers")
 
 __all__ = ["__version__", *_PUBLIC, *_ADAPTERS]
 

@@ -9,14 +9,17 @@ from contextlib import contextmanager
 EXTRAS = {
     "accelerate": "accelerate",
     "lightning": "lightning",
+    "mlflow": "mlflow",
     "pydantic": "lab",
     "ray": "ray",
     "rich": "lab",
     "scipy": "lab",
     "sklearn": "lab",
+    "tensorboard": "tensorboard",
     "transformers": "transformers",
     "typer": "lab",
     "vl_convert": "lab",
+    "wandb": "wandb",
 }
 
 

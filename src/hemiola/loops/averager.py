@@ -43,6 +43,7 @@ from hemiola.loops.hooks import Undo, after_attempt, after_step, around, without
 from hemiola.loops.layout import Layout
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.loops.optimizer_state import agree_on_state, unwrapped
+from hemiola.loops.telemetry import Log, Logs
 from hemiola.options import one_of, whole
 from hemiola.own import checked_policy
 from hemiola.peers import Attendance, RankLostError, check_started
@@ -171,6 +172,8 @@ class Averager:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._timeout = float(timeout)
         self._outer_group = process_group
+
+        self._logs = Logs("period")
 
         self._step = 0  # optimizer steps (attempts, with a scaler) since the start of the run
         self._local = 0  # of these, since the last averaging began
@@ -384,7 +387,16 @@ class Averager:
         c2 = self.period.telemetry().get("c2")
         record = Record(step, local, merged.spread, lr, c2, merged.bytes, merged.seconds, delay, left_out)
         self.history.append(record)
-        log.info("averaged %s", asdict(record))
+        told = asdict(record)
+        log.info("averaged %s", told)
+        self._logs.tell({"local_steps": told.pop("period"), **told}, told.pop("step"))
+
+    def log_to(self, log: Log) -> None:
+        """Call ``log({"period/local_steps": ..., "period/spread": ..., ...}, step)`` at every averaging.
+
+        ``hemiola.loggers`` has such functions for TensorBoard, Weights & Biases and MLflow.
+        """
+        self._logs.add(log)
 
     # ------------------------------------------------------------------------------------------ averagings by the clock
 

@@ -39,6 +39,7 @@ from hemiola.loops.identity import track
 from hemiola.loops.notices import Notices, who_draws
 from hemiola.loops.rows import Exchange
 from hemiola.loops.tally import Tally
+from hemiola.loops.telemetry import Log, Logs
 from hemiola.loops.watch import Scaler, Watch
 from hemiola.own import checked_sequence
 from hemiola.state import own_state
@@ -92,7 +93,7 @@ class OrderedSampler(Sampler[int]):
         self._directions: list[Tensor] = []
         self._drawing: Drawing | None = None
         self._unwatched_draws = self._loaded = False
-        self._notices = Notices(self.rank)
+        self._notices, self._logs = Notices(self.rank), Logs("order")
         self._following = Following(self._notices)
         self._announced = False
         self._begin()
@@ -170,6 +171,13 @@ class OrderedSampler(Sampler[int]):
         counts = {"handed_out": now.issued, "trained_on": now.trained, "learnt_from": now.learnt}
         return {"epoch": self.epoch, **counts, **self.policy.telemetry()}
 
+    def log_to(self, log: Log) -> None:
+        """Call ``log({"order/herding": ..., ...}, epoch)`` with what `telemetry` has, at the end of every epoch.
+
+        ``hemiola.loggers`` has such functions for TensorBoard, Weights & Biases and MLflow.
+        """
+        self._logs.add(log)
+
     # ----------------------------------------------------------------------------------------------------- epochs
 
     def _enter(self, epoch: int, remainder: np.ndarray | None = None) -> None:
@@ -196,6 +204,7 @@ class OrderedSampler(Sampler[int]):
         self._check()
         if self._exchange is not None and self._observed:
             self._exchange.finish()
+        self._logs.tell(self.telemetry(), self.epoch)
         numbers = ", ".join(f"{key} {value:.4g}" for key, value in self.policy.telemetry().items())
         log.info("order: epoch %d is over%s", self.epoch, f": {numbers}" if numbers else "")
 
@@ -289,6 +298,8 @@ class OrderedSampler(Sampler[int]):
                 self._check()
                 if self._exchange is not None:
                     self._exchange.pause()
+                if self._now.done == len(self._now):
+                    self._logs.tell(self.telemetry(), self.epoch)
         finally:
             self._directions = self._watch.directions() or self._directions
             self._watch.close()
