@@ -25,7 +25,7 @@ from hemiola.loops.telemetry import Log
 Write = Callable[[dict[str, float], int], None]
 
 
-class Finished(Protocol):
+class Loggable(Protocol):
     """What is needed of a `hemiola.Result`."""
 
     @property
@@ -125,7 +125,7 @@ def mlflow(folder: str | Path | None = None, experiment: str = "hemiola", run: s
     return Logger(write, lambda: client.set_terminated(run_id))
 
 
-def log_results(results: Iterable[Finished], log: Log) -> None:
+def log_results(results: Iterable[Loggable], log: Log) -> None:
     """Write the evaluations of finished runs, as ``run/seed/column``; the step is the number of updates."""
     for result in results:
         prefix = f"{result.row['run']}/{result.row['seed']}"
