@@ -58,8 +58,9 @@ def test_a_ring_all_gather_by_hand():
     [
         ("rr", 1 + 2.08, 2600),  # a ring of two: 2 messages of 1300 bytes, 1.04 s each at 10 kbit/s
         (FOLDED, 1.5 + 2.08 + 1.6, 2600 + 2000),  # and one message of 2000 bytes
+        (FOLDED | {"sketch": "fold:10:int8"}, 1.5 + 2.08 + 0.56, 2600 + 700),  # 14 bytes a unit
     ],
-    ids=["random", "balanced"],
+    ids=["random", "balanced", "balanced, int8"],
 )
 def test_where_all_wait_for_all_sketches_are_gathered_and_steps_take_longer(order, step, sent):
     run = training(order=order, stop={"epochs": 1}, cluster=cluster("10 kbit/s", sketch_cost=1.5))

@@ -115,7 +115,7 @@ MOMENTUM = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
     [
         {},
         {"order": {"name": "cd-grab", "sketch": "exact"}},
-        {"order": {"name": "cd-grab", "sketch": "fold:64"}, "period": {"name": "constant", "p": 3}},
+        {"order": {"name": "cd-grab", "sketch": "fold:64:int8"}, "period": {"name": "constant", "p": 3}},
         {"period": {"name": "adaptive", "start": 2}, "optimizer": MOMENTUM},
         {"period": {"name": "constant", "p": 3, "wire": "int8", "momentum": "average"}, "optimizer": MOMENTUM},
         {"period": {"name": "constant", "p": 2, "momentum": "reset"}, "optimizer": {"name": "Adam", "lr": 0.01}},

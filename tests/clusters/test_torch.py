@@ -66,7 +66,9 @@ SAME = {
     "BatchNorm, full": SMALL | {"task": f"{TASKS}:normed"},
     "stale_rate weights the update": SMALL
     | {"pace": {"name": "k-async", "stale_rate": "delay", "stale_constant": 0.5}},
-    "units of two, exact sketches": SMALL | constant() | {"order": {"name": "cd-grab", "unit": 2, "sketch": "exact"}},
+    "units of two, int8 sketches": SMALL
+    | constant()
+    | {"order": {"name": "cd-grab", "unit": 2, "sketch": "fold:8:int8"}},
     "CD-GraB and ADPSGD on digits": DIGITS | {"workers": 4},
 }
 ALIKE = {
@@ -108,7 +110,7 @@ class TestFourRanks:
         assert there.counts == here.counts
         assert there.updates == here.updates
 
-    @pytest.mark.parametrize("name", ["units of two, exact sketches", "CD-GraB and ADPSGD on digits"])
+    @pytest.mark.parametrize("name", ["units of two, int8 sketches", "CD-GraB and ADPSGD on digits"])
     def test_as_many_bytes_are_counted_as_in_the_simulator(self, name: str, four) -> None:
         """But for what the notes of an update take here: a few numbers a rank."""
         there, here = four[name][0].log[-1], train_here(simulated(SAME[name])).log[-1]

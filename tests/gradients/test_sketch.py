@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hemiola.errors import InputError
-from hemiola.gradients.sketch import Exact, Fold, SketchSpec, build_sketch, parse_sketch
+from hemiola.gradients.sketch import Exact, Fold, SketchSpec, build_sketch, decode_rows, encode_rows, parse_sketch
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from hemiola.gradients.sketch import Exact, Fold, SketchSpec, build_sketch, pars
         ("fold:1024", SketchSpec("fold", width=1024)),
         ("ghost:4", SketchSpec("ghost", width=1024, rank=4)),
         ("ghost:2:256", SketchSpec("ghost", width=256, rank=2)),
+        ("fold:8:int8", SketchSpec("fold", width=8, int8=True)),
+        ("ghost:2:256:int8", SketchSpec("ghost", width=256, rank=2, int8=True)),
     ],
 )
 def test_parse(text, spec):
@@ -27,6 +29,7 @@ def test_parse(text, spec):
     [
         ("fold", "got 'fold'$"),
         ("exact:3", "got 'exact:3'$"),
+        ("exact:int8", "got 'exact:int8'$"),
         ("fodl:3", "did you mean 'fold'"),
         ("fold:0", "K in sketch 'fold:0' must be a whole number of at least 1, got '0'"),
         ("fold:-4", "got '-4'"),
@@ -110,3 +113,22 @@ def test_build_sketch_folds_only_where_that_is_shorter():
     assert isinstance(build_sketch(parse_sketch("exact"), 100, 0), Exact)
     assert isinstance(build_sketch(parse_sketch("fold:100"), 100, 0), Exact)
     assert build_sketch(parse_sketch("fold:99"), 100, 0).width == 99
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_int8_rows_are_off_by_half_a_level_at_most(numbers):
+    rows = torch.tensor(numbers)
+    payload = encode_rows(rows)
+    assert payload.dtype == torch.uint8
+    assert payload.shape == (len(rows), 3 + 4)
+    decoded = decode_rows(payload)
+    level = rows.abs().amax(1, keepdim=True) / 127
+    assert bool(((decoded - rows).abs() <= 0.5001 * level + 1e-30).all())
+
+
+def test_int8_rows_by_hand():
+    decoded = decode_rows(encode_rows(torch.tensor([[127.0, -1.4, 0.6], [0.0, 0.0, 0.0]])))
+    assert decoded.tolist() == [[127.0, -1.0, 1.0], [0.0, 0.0, 0.0]]
+    bad = decode_rows(encode_rows(torch.tensor([[1.0, float("nan")], [float("inf"), 2.0], [1.0, 2.0]])))
+    assert bad.isfinite().all(1).tolist() == [False, False, True]

@@ -29,28 +29,59 @@ class SketchSpec:
         width: Numbers a unit is folded to; None for ``"exact"``.
         rank: Principal input directions per layer; None unless ``"ghost"``.
         thin: Whether ghosts are made of a part of the model (``thin.py``).
+        int8: Whether rows travel as whole numbers from -127 to 127 and a scale each, a quarter of the bytes.
     """
 
     kind: Literal["exact", "fold", "ghost"]
     width: int | None = None
     rank: int | None = None
     thin: bool = False
+    int8: bool = False
 
 
 def parse_sketch(text: str) -> SketchSpec:
-    """Read ``"exact"``, ``"fold:K"``, ``"ghost:R"`` (folded to 1024), ``"ghost:R:K"``, ``"ghost:R:thin"``."""
-    kind, *numbers = str(text).split(":")
+    """Read ``"exact"``, ``"fold:K"``, ``"ghost:R"`` (folded to 1024), ``"ghost:R:K"``, ``"ghost:R:thin"``.
+
+    All but the first may end with ``":int8"``.
+    """
+    whole, int8 = str(text), str(text).endswith(":int8") and not str(text).startswith("exact")
+    kind, *numbers = (whole.removesuffix(":int8") if int8 else whole).split(":")
     thin = kind == "ghost" and numbers[1:] != [] and numbers[-1] == "thin"
     numbers = numbers[:-1] if thin else numbers
     if kind == "exact" and not numbers:
         return SketchSpec("exact")
     if kind == "fold" and len(numbers) == 1:
-        return SketchSpec("fold", width=_count(text, "K", numbers[0]))
+        return SketchSpec("fold", width=_count(text, "K", numbers[0]), int8=int8)
     if kind == "ghost" and len(numbers) in (1, 2):
         width = _count(text, "K", numbers[1]) if len(numbers) == 2 else THIN_WIDTH if thin else GHOST_WIDTH
-        return SketchSpec("ghost", width=width, rank=_count(text, "R", numbers[0]), thin=thin)
+        return SketchSpec("ghost", width=width, rank=_count(text, "R", numbers[0]), thin=thin, int8=int8)
     hint = nearest(kind, ["exact", "fold", "ghost"]) if kind not in ("exact", "fold", "ghost") else ""
-    raise InputError(f"sketch must be 'exact', 'fold:K', 'ghost:R', 'ghost:R:K' or 'ghost:R:thin', got {text!r}{hint}")
+    raise InputError(
+        "sketch must be 'exact', 'fold:K', 'ghost:R', 'ghost:R:K' or 'ghost:R:thin', all but the first perhaps with "
+        f"':int8' at the end, got {text!r}{hint}"
+    )
+
+
+LEVELS = 127
+
+
+def encode_rows(rows: Tensor) -> Tensor:
+    """(units, k) rows as (units, k + 4) bytes: whole numbers from -127 to 127, then the row's scale as a float32.
+
+    A row that is not finite arrives as one.
+    """
+    rows = rows.detach().float()
+    scale = rows.abs().amax(1, keepdim=True)
+    inverse = torch.where((scale > 1e-30) & scale.isfinite(), LEVELS / scale, 0.0)
+    codes = torch.nan_to_num(rows * inverse, nan=0.0, posinf=0.0, neginf=0.0).round_().to(torch.int8)
+    return torch.cat([codes.view(torch.uint8), scale.clone().flatten().view(torch.uint8).view(-1, 4)], 1)
+
+
+def decode_rows(payload: Tensor) -> Tensor:
+    """The (units, k) rows of `encode_rows`'s bytes."""
+    codes = payload[:, :-4].contiguous().view(torch.int8)
+    scale = payload[:, -4:].clone().flatten().view(torch.float32).unsqueeze(1)
+    return torch.where(scale.isfinite(), codes * (scale / LEVELS), torch.nan)
 
 
 def default_sketch(unit: int) -> str:

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 from hemiola.errors import InputError
 from hemiola.gradients.ghost import WHOLE_AT_ONCE, Recorder
 from hemiola.gradients.layers import working_type
-from hemiola.gradients.sketch import build_sketch, parse_sketch
+from hemiola.gradients.sketch import build_sketch, decode_rows, encode_rows, parse_sketch
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 
@@ -34,12 +34,13 @@ class UnitGradients:
     Args:
         model: Evaluated at its current parameters.
         losses: Maps outputs and targets to one loss per example.
-        sketch: ``"exact"``, ``"fold:K"``, ``"ghost:R"`` or ``"ghost:R:K"``.
+        sketch: ``"exact"``, ``"fold:K"``, ``"ghost:R"`` or ``"ghost:R:K"``, perhaps with ``:int8``.
         seed: Of the fold; rows of two objects can be balanced together only if seed and sketch are the same (and, for
             ghosts, the directions: see `adopt`).
 
     Attributes:
         dimension: k, numbers per row.
+        rounds: Whether int8 rows are returned as they would arrive; set where nothing is sent.
     """
 
     def __init__(self, model: nn.Module, losses: Losses, sketch: str, seed: int) -> None:
@@ -49,6 +50,7 @@ class UnitGradients:
             raise InputError("the model has no trainable parameters; there are no gradients to order by")
         self._parameters = list(self._named.values())
         self.spec = parse_sketch(sketch)
+        self.rounds = False
         size = sum(p.numel() for p in self._parameters)
         self._fold = build_sketch(self.spec, size, seed)
         self._recorder: Recorder | None = Recorder(model, self.spec, seed)
@@ -94,6 +96,13 @@ class UnitGradients:
         Returns:
             The (N,) losses, and the (U, k) sketched mean gradient of each unit's examples, not weighted.
         """
+        losses, found = self._found(inputs, targets, weights, rows)
+        return losses, self._rounded(found)
+
+    def _found(
+        self, inputs: Tensor, targets: Tensor, weights: Tensor, rows: Tensor | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """What `compute` returns, by the cheapest way, before rounding."""
         rows = torch.as_tensor(rows, device=weights.device)
         units = int(rows.max()) + 1
         ghost = self.spec.kind == "ghost" and self._recorder is not None
@@ -111,7 +120,17 @@ class UnitGradients:
 
     def sketched(self, gradients: Tensor) -> Tensor:
         """The (U, k) rows of units whose (U, d) mean gradients are known already; not for ghosts, which need layers."""
-        return self._fold.apply(gradients)
+        return self._rounded(self._fold.apply(gradients))
+
+    def _rounded(self, rows: Tensor) -> Tensor:
+        return decode_rows(encode_rows(rows)) if self.rounds and self.spec.int8 else rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row on its way."""
+        if self.spec.int8:
+            return self.dimension + 4
+        return self.dimension * (8 if self._parameters[0].dtype == torch.float64 else 4)
 
     def refresh(self) -> None:
         """Find new ghost directions from the next batch; call it when an epoch starts. Nothing for other sketches."""

@@ -277,6 +277,11 @@ class OrderedSampler(Sampler[int]):
         if self._watch is not None:
             raise InputError("this sampler already watches a model; leave that `with` block first")
         spec = None if self.policy.sketch is None else parse_sketch(self.policy.sketch)
+        if spec is not None and spec.int8:
+            raise InputError(
+                f"sketch = {self.policy.sketch!r}: int8 sketches are for the clusters of an experiment; in one's own "
+                "loop rows travel behind the training, so leave ':int8' out"
+            )
         if spec is not None and self._ranks > 1 and self._group is None:
             self._group = own_group(self._ranks)
         share = None if self._group is None else self._broadcast

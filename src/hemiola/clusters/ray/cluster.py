@@ -22,6 +22,7 @@ from hemiola.clusters.ray.worker import FEW_BYTES, Assignment, Momentum, Outcome
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import FOLLOWED, Pace, Report, Span, State, Stint, Update, Work
+from hemiola.gradients.sketch import decode_rows
 from hemiola.pace.race import COUNTS, LATE, Race
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
@@ -342,7 +343,9 @@ class RayCluster:
 
 
 def _sketches(outcome: Outcome) -> tuple[Tensor | None, ...]:
-    return tuple(None if rows is None else as_tensor(rows) for rows in outcome.sketches)
+    """The rows of each batch; those that travelled as bytes are int8."""
+    found = (None if rows is None else as_tensor(rows) for rows in outcome.sketches)
+    return tuple(decode_rows(rows) if rows is not None and rows.dtype == torch.uint8 else rows for rows in found)
 
 
 def _as_tensors(vectors: dict[str, np.ndarray] | None) -> dict[str, Tensor] | None:

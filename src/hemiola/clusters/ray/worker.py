@@ -33,6 +33,7 @@ from hemiola.clusters.sender import Sender
 from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Directions, State, Stint, Task
 from hemiola.errors import FailedElsewhere, InputError, told
+from hemiola.gradients.sketch import encode_rows
 from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
 
@@ -247,12 +248,18 @@ class Worker:
             self._running = False
         seconds = time.perf_counter() - began
         loss = finished.losses[0]
-        rows = tuple(None if part is None else part.numpy() for part in finished.sketches[0])
+        rows = tuple(None if part is None else self._packed(part) for part in finished.sketches[0])
         if not finished.finite[0]:
             return Outcome(seconds, loss, None, rows, None)
         payload = self.sender.pack(change, stint).numpy()
         averages = self.setup.local and self.setup.exchange.momentum == "average"
         return Outcome(seconds, loss, payload, rows, self._vectors() if averages else None)
+
+    def _packed(self, rows: Tensor) -> np.ndarray:
+        """A batch's sketches as they travel."""
+        assert self.runner.unit_gradients is not None
+        packed: np.ndarray = (encode_rows(rows) if self.runner.unit_gradients.spec.int8 else rows).numpy()
+        return packed
 
     def cancel(self, number: int) -> None:
         """Stop the stints up to this number, whether they run or have not begun."""

@@ -55,6 +55,8 @@ class SimulatedFactory(ClusterFactory):
         runner = StintRunner(
             plan.task, plan.shards, order.unit, order.sketch, plan.optimizer, plan.seed, deck=plan.deck
         )
+        if runner.unit_gradients is not None:
+            runner.unit_gradients.rounds = True
         streams = self.delays.streams(plan.seed)
         assert streams is not None
         charge, clock = self._charge(plan, runner), plan.period.clock

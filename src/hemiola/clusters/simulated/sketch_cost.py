@@ -101,7 +101,6 @@ def charge_for(
     """
     if sketch is None or rows is None:
         return Charge()
-    numbers = torch.float64 if next(rows.model.parameters()).dtype == torch.float64 else torch.float32
     kind = rows.kind
     source: Source
     if cost == "measured":
@@ -112,7 +111,7 @@ def charge_for(
         factor, source = float(cost), "given"
     else:
         factor, source = usual_factor(kind, whole=unit == batch), "usual"
-    return Charge(sketch, rows.dimension * numbers.itemsize, factor, source)
+    return Charge(sketch, rows.row_bytes, factor, source)
 
 
 def usual_factor(kind: str, whole: bool) -> float:

@@ -27,6 +27,7 @@ from hemiola.clusters.torch.group import exchange as attended
 from hemiola.clusters.torch.group import gather, share
 from hemiola.contracts import FOLLOWED, Directions, Pace, Period, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
+from hemiola.gradients.sketch import decode_rows, encode_rows
 from hemiola.optimizers import Optimizer
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
@@ -234,19 +235,21 @@ class CollectiveCluster:
             return {stint.worker: (None,) * len(stint.batches) for stint in stints}, 0
         assert self.runner.unit_gradients is not None
         dtype = torch.float64 if self.runner.initial.dtype == torch.float64 else torch.float32
+        int8 = self.runner.unit_gradients.spec.int8
         message = torch.zeros(most, self.runner.unit_gradients.dimension, dtype=dtype)
         given = [rows for rows in mine if rows is not None]
         if given:
             rows = torch.cat(given)
             message[: len(rows)] = rows
-        message = message.to(self.mean.device)
-        received = torch.empty(self.workers, *message.shape, dtype=dtype, device=message.device)
+        message = (encode_rows(message) if int8 else message).to(self.mean.device)
+        received = torch.empty(self.workers, *message.shape, dtype=message.dtype, device=message.device)
         with attended(f"the sketches of update {self.mean.count}"):
             dist.all_gather(list(received), message)
         received = received.cpu()
         found: dict[int, Sketches] = {}
         for worker, counts in units.items():
-            pieces = torch.split_with_sizes(received[worker, : sum(counts)], counts)
+            everything = decode_rows(received[worker]) if int8 else received[worker]
+            pieces = torch.split_with_sizes(everything[: sum(counts)], counts)
             found[worker] = tuple(rows if want else None for rows, want in zip(pieces, wanted[worker], strict=True))
         return found, (self.workers - 1) * message.numel() * message.element_size()
 
