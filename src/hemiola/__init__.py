@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hemiola.adapters import accelerate as accelerate
+    from hemiola.adapters import ddp as ddp
     from hemiola.adapters import lightning as lightning
     from hemiola.adapters import loggers as loggers
     from hemiola.adapters import transformers as transformers
@@ -124,7 +125,7 @@ _PUBLIC = {
 }
 
 # Modules for other people's frameworks: ``hemiola.lightning.Ordered``, ``hemiola.loggers.tensorboard``.
-_ADAPTERS = ("accelerate", "lightning", "loggers", "transformers")
+_ADAPTERS = ("accelerate", "ddp", "lightning", "loggers", "transformers")
 
 __all__ = ["__version__", *_PUBLIC, *_ADAPTERS]
 

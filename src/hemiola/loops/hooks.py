@@ -71,9 +71,9 @@ def without_all_reduce(model: DistributedDataParallel) -> Undo:
     """
     switch = _switches.get(model)
     if switch is None:
-        switch = _switches[model] = _Switch(model.process_group)
+        switch = switch_of(model)
         try:
-            model.register_comm_hook(switch, _Switch.hook)
+            model.register_comm_hook(switch, Switch.hook)
         except RuntimeError as error:
             del _switches[model]
             raise InputError(
@@ -91,13 +91,16 @@ def without_all_reduce(model: DistributedDataParallel) -> Undo:
     return undo
 
 
-class _Switch:
+class Switch:
+    """Whether gradients stay local; its hook is DDP's."""
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.local = False
 
     # DDP checks these annotations at run time, so this file must not turn annotations into strings.
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """Hand a bucket back as it is, or all-reduce it."""
         if not self.local:
             return allreduce_hook(self.group, bucket)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -105,4 +108,9 @@ class _Switch:
         return done
 
 
-_switches: WeakKeyDictionary[DistributedDataParallel, _Switch] = WeakKeyDictionary()
+def switch_of(model: DistributedDataParallel) -> Switch:
+    """The switch whose hook is registered with this model, or will be by whoever asks first."""
+    return _switches.setdefault(model, Switch(model.process_group))
+
+
+_switches: WeakKeyDictionary[DistributedDataParallel, Switch] = WeakKeyDictionary()
