@@ -40,9 +40,9 @@ Wire = Literal["bf16", "int8", "int4", "qsgd8", "qsgd4"]
 class LocalSteps:
     """The state of `local_steps_hook`: gradients stay on their rank, weights are averaged when a period says so.
 
-    Make it on every rank, after DistributedDataParallel and before the loop; all ranks then start from the same weights.
-    Optimizer steps are counted, so accumulation with ``no_sync`` works. At the end call `close`, or use it as a ``with``
-    block around the loop: the weights are averaged a last time and the ranks end with one model.
+    Make it on every rank, after DistributedDataParallel and before the loop: all ranks start from the same weights.
+    Optimizer steps are counted, so accumulation with ``no_sync`` works. At the end call `close`, or use it as a
+    ``with`` block around the loop: the weights are averaged a last time and the ranks end with one model.
 
     Args:
         model: The DistributedDataParallel.
@@ -139,7 +139,7 @@ class GradientWire:
                     buffer.fill_(float("nan"))
                 done.set_result(buffer)
             except Exception as error:  # DDP waits for the future; it hands the error to the loop
-                done.set_exception(error)
+                done.set_exception(error)  # type: ignore[arg-type]
 
         self._thread.submit(work)
         return done
