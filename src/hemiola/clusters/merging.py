@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -50,3 +51,12 @@ def spread_of(rows: Sequence[Tensor]) -> float:
 def all_finite(vector: Tensor) -> bool:
     """Whether every number is finite. A finite sum says so in one pass; only a sum that is not needs a second look."""
     return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())
+
+
+def together(stints: Sequence[Stint]) -> Stint:
+    """A worker's stints in one averaging as one stint, which began with the first of them."""
+    return replace(
+        stints[0],
+        batches=tuple(batch for stint in stints for batch in stint.batches),
+        rates=tuple(rate for stint in stints for rate in stint.rates),
+    )

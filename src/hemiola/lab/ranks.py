@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hemiola.clusters.torch.clocked import ClockedCollectiveCluster
 from hemiola.clusters.torch.cluster import CollectiveCluster, Wishes
 from hemiola.clusters.torch.factory import TorchFactory
 from hemiola.clusters.torch.group import Place, check_same, gather, join, leave, share
@@ -68,12 +69,11 @@ class RankWatch:
         self._next_message = 0.0
 
     def __call__(self, training: Training) -> bool:
-        cluster = training.cluster
-        assert isinstance(cluster, CollectiveCluster)
+        cluster = _torch_cluster(training)
         if training.status != "running":
             return True
         due = cluster.granted.stop or cluster.granted.checkpoint or self.cadence.by_updates(training.version)
-        if self.folder is not None and due:
+        if self.folder is not None and due and cluster.at_rest:
             check_agreement(training)
             state = training.state_dict()
             if cluster.rank == 0:
@@ -81,7 +81,8 @@ class RankWatch:
             self.cadence.saved(training.version)
         if cluster.rank == 0:
             self._report(training)
-        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=cluster.rank == 0 and self.cadence.by_time())
+        wanted = self.cadence.by_updates(training.version) or (cluster.rank == 0 and self.cadence.by_time())
+        cluster.wishes = Wishes(stop=self.asked_to_stop(), checkpoint=self.folder is not None and wanted)
         return not cluster.granted.stop
 
     def load_checkpoint(self) -> State | None:
@@ -93,6 +94,11 @@ class RankWatch:
         if now >= self._next_message:
             self._next_message = now + PROGRESS_SECONDS
             self.tell(progress_of(training, self.start))
+
+
+def _torch_cluster(training: Training) -> CollectiveCluster | ClockedCollectiveCluster:
+    assert isinstance(training.cluster, CollectiveCluster | ClockedCollectiveCluster)
+    return training.cluster
 
 
 def check_agreement(training: Training) -> None:
@@ -125,8 +131,8 @@ def train_as_rank(cell: Cell, data: Path | None, watch: RankWatch) -> Result | N
     """
     plan, make_cluster = cell.plan(data)
     training = Training(plan, make_cluster)
-    assert isinstance(training.cluster, CollectiveCluster)
-    first = training.cluster.rank == 0
+    cluster = _torch_cluster(training)
+    first = cluster.rank == 0
     try:
         state = share(watch.load_checkpoint() if first else None)
         if state is not None:
@@ -134,6 +140,7 @@ def train_as_rank(cell: Cell, data: Path | None, watch: RankWatch) -> Result | N
             go_on(training, redeal(state, training) if changed else state)
         watch.cadence, watch.start = Cadence.of(make_cluster, training.version), training.progress
         status = training.run(watch)
+        cluster.settle()
         if status == "running":
             return None
         return result_of(cell, training, trained_by(cell, data, training) if first else None)

@@ -1,7 +1,7 @@
 """Averagings that follow the clock, behind a loop of one's own: nobody waits for anybody.
 
-Every rank computes on. A thread beside it runs averagings one after the other; the all-reduce itself is where the ranks
-meet, not a step of their loops. `hemiola.period.clocked` has the rule; here, with S the weights all ranks share::
+Every rank computes on. A thread beside it runs averagings one after the other (`hemiola.wire.behind`).
+`hemiola.period.clocked` has the rule; here, with S the weights all ranks share::
 
     after an optimizer step s:   D += s;  weights = before + mix * s
                                  for every averaging that has come back:  S += mean;  weights += mean - mix * own part
@@ -9,16 +9,10 @@ meet, not a step of their loops. `hemiola.period.clocked` has the rule; here, wi
 
 so that at any time weights = S + mix * (what this rank has found and is not in S yet). Buffers go along with mix = 1:
 running means move towards what they see, and gathered several times at one place they would overshoot.
-
-Two things need a moment at which all ranks stand at the same S: consistent weights for an evaluation, and the end. A
-rank that wants one says so in its notes and waits, while its thread goes on sending zeros; the first averaging in which
-all ranks want it is that moment, and everything that anybody found is in S then.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,10 +24,14 @@ from hemiola.errors import InputError
 from hemiola.loops.layout import Layout, difference
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.peers import Attendance
+from hemiola.wire.behind import Behind, Came, Stance
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean, Merged
 
 Numbers = tuple[Tensor, Tensor]  # the lossy and the exact vector of `Layout`
+
+KINDS = {Stance.COMPUTING: Kind.AVERAGE, Stance.RESTING: Kind.PREVIEW, Stance.LEAVING: Kind.LEAVING}
+STANCES = {kind: stance for stance, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Arrival:
 
 
 class BackgroundAveraging:
-    """The thread, and what the loop's side does with its averagings.
+    """What the loop's side does with the averagings of its thread.
 
     Args:
         layout: The tensors.
@@ -78,31 +76,15 @@ class BackgroundAveraging:
         self._stored = layout.gather()  # what the model holds
         self._found = self._zeros()  # D
         self._note = Note(1.0, Kind.AVERAGE, 0, 0, 0.0, float("nan"), 0.0, 0.0)
-        self._changed = threading.Condition()  # guards everything below, and D and the note
-        self._arrived: list[Arrival] = []
-        self._wanted = Kind.AVERAGE
-        self._at_rest = False  # all ranks stand at the same S, and the thread waits
-        self._over = False
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="hemiola-averaging", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Begin no further averaging: this rank leaves because of an exception."""
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        self._behind: Behind[tuple[Numbers, Note], Arrival] = Behind(self._snapshot, self._average, clock.every)
+        self.start, self.stop, self.go_on = self._behind.start, self._behind.stop, self._behind.go_on
 
     # ------------------------------------------------------------------------------------------------- the loop's side
 
     def stepped(self, note: Note) -> list[Arrival]:
         """After an optimizer step: keep it, mix it in, and apply what has come back."""
-        with self._changed:
-            self._note = replace(note, local=self._note.local + note.local)
-        step, before = self._take()
-        arrived = self._collect()
+        step, before = self._take(note)
+        arrived = self._behind.arrived()
         mix = self._clock.mix
         weights = (before[0] + mix * step[0], before[1] + step[1])
         if arrived:
@@ -117,41 +99,26 @@ class BackgroundAveraging:
     def rest(self, kind: Kind) -> list[Arrival]:
         """Wait until all ranks want to rest (or to leave), and take the weights that they share then."""
         self._take()
-        with self._changed:
-            self._wanted = kind
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._at_rest or self._error is not None)
-        arrived = self._collect()
+        arrived = self._behind.rest(STANCES[kind])
         self._apply(arrived, self._stored)
-        self._store((self._shared[0].clone(), self._shared[1].clone()))
+        self.take_shared()
         return arrived
-
-    def go_on(self) -> None:
-        """After a rest."""
-        with self._changed:
-            self._at_rest = False
-            self._changed.notify_all()
 
     def take_shared(self) -> None:
         """Give the model the weights of the last averaging that came back, which other ranks hold, too."""
         self._store((self._shared[0].clone(), self._shared[1].clone()))
 
-    def _take(self) -> tuple[Numbers, Numbers]:
+    def _take(self, note: Note | None = None) -> tuple[Numbers, Numbers]:
         """Add what the model has changed by to D; return that and what was before."""
         now, before = self.layout.gather(), self._stored
         step = now[0] - before[0], difference(now[1], before[1])
-        with self._changed:
+        with self._behind.lock:
             self._found[0].add_(step[0])
             self._found[1].add_(step[1])
+            if note is not None:
+                self._note = replace(note, local=self._note.local + note.local)
         self._stored = now
         return step, before
-
-    def _collect(self) -> list[Arrival]:
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            arrived, self._arrived = self._arrived, []
-        return arrived
 
     def _apply(self, arrived: list[Arrival], weights: Numbers) -> Numbers:
         """Move S, and the weights with it; a rank whose part was not finite begins again from S."""
@@ -163,7 +130,7 @@ class BackgroundAveraging:
             weights = weights[0] + (mean - self._clock.mix * part), weights[1] + (exact_mean - exact_part)
             lost = lost or not arrival.counted
         if lost:
-            with self._changed:
+            with self._behind.lock:
                 self._found = self._zeros()
             weights = self._shared[0].clone(), self._shared[1].clone()
         return weights
@@ -178,53 +145,28 @@ class BackgroundAveraging:
 
     # ------------------------------------------------------------------------------------------------ the thread's side
 
-    def _run(self) -> None:
-        began, interval = float("-inf"), self._clock.every
-        try:
-            while True:
-                with self._changed:
-                    self._wait_until(began + interval)
-                    if self._over:
-                        return
-                    part, self._found = self._found, self._zeros()
-                    note = replace(self._note, kind=self._wanted)
-                    self._note = replace(self._note, local=0)
-                began = time.monotonic()
-                with self._attendance.exchange(f"averaging {self._mean.count + 1}"):
-                    merged = self._mean(*part, note.row())
-                notes = Notes(merged.notes)
-                # No step is shorter than the fastest rank's, so sooner than that there is nothing new to send.
-                paces = [other.pace for other in notes.all if other.kind == Kind.AVERAGE and other.pace > 0.0]
-                interval = max([self._clock.every, *([min(paces)] if paces else [])])
-                if self._take_back(Arrival(merged, part, notes, notes.all[self._rank].weight > 0.0)):
-                    return
-        except Exception as error:  # raised again in the loop's thread
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+    def _snapshot(self, stance: Stance) -> tuple[Numbers, Note]:
+        part, self._found = self._found, self._zeros()
+        note, self._note = replace(self._note, kind=KINDS[stance]), replace(self._note, local=0)
+        return part, note
 
-    def _wait_until(self, begin: float) -> None:
-        """Wait for the time of the next averaging, unless this rank waits for one; and as long as all rest."""
-        while not self._over and (self._at_rest or (self._wanted == Kind.AVERAGE and time.monotonic() < begin)):
-            self._changed.wait(None if self._at_rest else begin - time.monotonic())
-
-    def _take_back(self, arrival: Arrival) -> bool:
-        """Hand the result to the loop; returns whether all ranks are through."""
-        kinds = {note.kind for note in arrival.notes.all}
-        with self._changed:
-            self._arrived.append(arrival)
-            if Kind.AVERAGE not in kinds:
-                self._at_rest = self._wanted != Kind.LEAVING or Kind.PREVIEW not in kinds
-                if self._wanted == Kind.PREVIEW:
-                    self._wanted = Kind.AVERAGE
-                self._changed.notify_all()
-            return kinds == {Kind.LEAVING}
+    def _average(self, sent: tuple[Numbers, Note]) -> Came[Arrival]:
+        part, note = sent
+        with self._attendance.exchange(f"averaging {self._mean.count + 1}"):
+            merged = self._mean(*part, note.row())
+        notes = Notes(merged.notes)
+        paces = [other.pace for other in notes.all if other.kind == Kind.AVERAGE and other.pace > 0.0]
+        return Came(
+            Arrival(merged, part, notes, notes.all[self._rank].weight > 0.0),
+            frozenset(STANCES[other.kind] for other in notes.all),
+            min(paces, default=0.0),
+        )
 
     # ----------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> State:
         """Of this rank; the ranks must be at rest, so that all save the same S."""
-        if not self._at_rest:
+        if not self._behind.at_rest:
             raise InputError("under a period that follows the clock, save the state inside `with averager.averaged():`")
         return {"anchor": self._shared[0], "exact_anchor": self._shared[1], "mean": self._mean.state_dict()}
 

@@ -8,11 +8,12 @@ what it has gathered since.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
+from hemiola.clusters.merging import together
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.simulated.timeline import Interval, Step, Timeline
@@ -126,7 +127,7 @@ class ClockedCluster:
                 sketches.setdefault(worker, []).extend(finished.sketches[at])
         reports = [
             Report(
-                stint=_together(mine),
+                stint=together([step.stint for step in mine]),
                 staleness=self.timeline.version - mine[0].stint.version,
                 seconds=self.now - mine[0].started,
                 loss=sum(losses[worker]) / len(mine),
@@ -187,13 +188,3 @@ class ClockedCluster:
         self.sender.load_state_dict(state["sender"])
         self._sent, self._begun = dict(state["sent"]), dict(state["begun"])
         self.timeline.charge = Charge(**state["charge"])
-
-
-def _together(steps: list[Step]) -> Stint:
-    """A worker's steps in one averaging as one stint, which began with the first of them."""
-    stints = [step.stint for step in steps]
-    return replace(
-        stints[0],
-        batches=tuple(batch for stint in stints for batch in stint.batches),
-        rates=tuple(rate for stint in stints for rate in stint.rates),
-    )

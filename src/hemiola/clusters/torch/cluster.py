@@ -25,9 +25,9 @@ from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
 from hemiola.clusters.torch.group import gather, share
+from hemiola.clusters.torch.sketches import gather_sketches
 from hemiola.contracts import FOLLOWED, Directions, Pace, Period, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
-from hemiola.gradients.sketch import decode_rows, encode_rows
 from hemiola.optimizers import Optimizer
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
@@ -77,7 +77,10 @@ class CollectiveCluster:
     Attributes:
         wishes: What this rank asks for with the next update.
         granted: What some rank had asked for with the last update; the same on every rank.
+        at_rest: Whether the state may be taken now, which here is so after every update.
     """
+
+    at_rest = True
 
     def __init__(
         self,
@@ -123,6 +126,9 @@ class CollectiveCluster:
 
     def publish(self) -> None:
         """Every rank has computed the new weights itself."""
+
+    def settle(self) -> None:
+        """The run is over, on every rank: nothing is under way."""
 
     def close(self) -> None:
         """The group belongs to whoever joined it."""
@@ -230,28 +236,16 @@ class CollectiveCluster:
             ]
             for stint in stints
         }
-        most = max((sum(counts) for counts in units.values()), default=0)
-        if not most:
+        totals = [sum(units.get(worker, [])) for worker in range(self.workers)]
+        if not any(totals):
             return {stint.worker: (None,) * len(stint.batches) for stint in stints}, 0
-        assert self.runner.unit_gradients is not None
-        dtype = torch.float64 if self.runner.initial.dtype == torch.float64 else torch.float32
-        int8 = self.runner.unit_gradients.spec.int8
-        message = torch.zeros(most, self.runner.unit_gradients.dimension, dtype=dtype)
-        given = [rows for rows in mine if rows is not None]
-        if given:
-            rows = torch.cat(given)
-            message[: len(rows)] = rows
-        message = (encode_rows(message) if int8 else message).to(self.mean.device)
-        received = torch.empty(self.workers, *message.shape, dtype=message.dtype, device=message.device)
         with attended(f"the sketches of update {self.mean.count}"):
-            dist.all_gather(list(received), message)
-        received = received.cpu()
+            received, sent = gather_sketches(self.runner, mine, totals)
         found: dict[int, Sketches] = {}
         for worker, counts in units.items():
-            everything = decode_rows(received[worker]) if int8 else received[worker]
-            pieces = torch.split_with_sizes(everything[: sum(counts)], counts)
+            pieces = torch.split_with_sizes(received[worker], counts)
             found[worker] = tuple(rows if want else None for rows, want in zip(pieces, wanted[worker], strict=True))
-        return found, (self.workers - 1) * message.numel() * message.element_size()
+        return found, sent
 
     def _agree_on_directions(self) -> None:
         """Every rank has found the same ones, but for signs, which may depend on the machine: rank 0's are taken."""

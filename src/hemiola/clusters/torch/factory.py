@@ -61,8 +61,6 @@ class TorchFactory(ClusterFactory):
 
     def check(self, period: Period, pace: Pace, exchange: Exchange) -> None:
         """Refuse what collectives cannot do."""
-        if period.clock is not None:
-            raise InputError(f"period.name: {period.kind!r} is not for cluster 'torch' so far; use 'simulated'")
         if not pace.lockstep:
             raise InputError(
                 "cluster.name: 'torch' exchanges by collectives, which need every worker, so every update waits for "
@@ -80,6 +78,7 @@ class TorchFactory(ClusterFactory):
         import torch.distributed as dist
 
         from hemiola.clusters.stints import StintRunner
+        from hemiola.clusters.torch.clocked import ClockedCollectiveCluster
         from hemiola.clusters.torch.cluster import CollectiveCluster
 
         if not dist.is_initialized():
@@ -94,6 +93,9 @@ class TorchFactory(ClusterFactory):
             plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed, device, plan.deck
         )
         delays = self.delays.streams(plan.seed)
+        if plan.period.clock is not None:
+            clock, exchange = plan.period.clock, plan.exchange
+            return ClockedCollectiveCluster(work, runner, clock, exchange, plan.seed, self.timeout, delays)
         return CollectiveCluster(work, runner, plan.pace, plan.period, plan.exchange, plan.seed, delays)
 
     def claim_device(self, local_rank: int) -> None:
