@@ -1,7 +1,7 @@
 """How soon ghosts reach the training loss that random reshuffling ends with: cifar10-lenet, one process, CPU seconds.
 
 The two loops take turns epoch by epoch, from the same weights, on one thread: batch 16, learning rate .001, momentum
-.9, weight decay .01 (the settings of GraB, arXiv 2205.10733, for LeNet). The training loss is measured after every epoch
+.9, weight decay .01 (the settings of GraB, arXiv 2205.10733, for LeNet). The training loss is measured after each epoch
 and is not part of the time. The first 10,000 images; EPOCHS and SEEDS in the environment change how long it takes.
 """
 
