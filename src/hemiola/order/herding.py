@@ -21,10 +21,18 @@ import torch
 from hemiola.contracts import Order, State, Total, Visit
 from hemiola.streams import stream
 
-WATCHED = 64  # numbers of a row that are watched, about
+WATCHED = 32  # numbers of a row that are watched, about
 BLOCK = 64  # steps that are taken in together
 POINTS = 4096  # of an epoch at which the sum so far is known, at most
 SAMPLE = 512  # rows of an epoch that the bound of a random order is found from
+BYTES = 2**20  # of rows that wait to be taken in: what a cache holds
+LOWER = np.tri(BLOCK, dtype=np.float32)
+
+Shape = tuple[list[int], list[int]]
+
+
+Seen = tuple[int, int, np.ndarray]
+"""A visit as the monitor sees it: epoch, worker, rows."""
 
 
 class EpochTrace:
@@ -34,15 +42,10 @@ class EpochTrace:
 
     Args:
         picks: Which rows, counted as they come, are the sample; sorted.
-        width: Numbers of a row that are watched.
-        dtype: Of the rows.
     """
 
-    def __init__(self, picks: np.ndarray, width: int, dtype: np.dtype[np.floating]) -> None:
+    def __init__(self, picks: np.ndarray) -> None:
         self.picks = picks
-        self.recent = np.zeros((4 * BLOCK, width), dtype)  # rows that were not taken in yet
-        self.held = 0  # how many
-        self.shapes: list[tuple[list[int], list[int]]] = []  # of each of their updates: workers, and rows of each
         self.rows = self.used = 0  # that were taken in, and those of them that are finite
         self.reached = np.zeros(1)  # their sum
         self.stride = 1  # steps from one point to the next
@@ -50,45 +53,19 @@ class EpochTrace:
         self.counts: list[np.ndarray] = []  # rows in the sum at each point
         self.sample: list[np.ndarray] = []
 
-    def add(self, workers: list[int], rows: list[np.ndarray]) -> None:
-        """Take note of an update: who visited, and the watched numbers of their rows."""
-        lengths = [len(each) for each in rows]
-        start, self.held = self.held, self.held + sum(lengths)
-        if self.held > len(self.recent):
-            self.recent = np.concatenate([self.recent, np.zeros_like(self.recent, shape=(self.held, len(rows[0][0])))])
-        np.concatenate(rows, out=self.recent[start : self.held])
-        self.shapes.append((workers, lengths))
-        if self.held >= BLOCK * len(workers):
-            self.take_in()
-
-    def take_in(self) -> None:
-        """Move on to where the recent rows lead; one that is not finite counts as zero."""
-        rows = self.recent[: self.held]
-        finite = np.asarray(np.isfinite(rows).all(1))
-        if not finite.all():
+    def take_in(self, updates: list[list[Seen]]) -> None:
+        """Move on to where the rows of these updates lead; one that is not finite counts as zero."""
+        every = updates[0][0][2].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
+        rows = np.concatenate([found[:, ::every] for update in updates for _, _, found in update])
+        finite = np.ones(len(rows), bool)
+        if not math.isfinite(rows.sum()):
+            finite = np.isfinite(rows).all(1)
             rows[~finite] = 0
-        first, last = np.searchsorted(self.picks, (self.rows, self.rows + self.held))
+        first, last = np.searchsorted(self.picks, (self.rows, self.rows + len(rows)))
         self.sample.append(rows[self.picks[first:last] - self.rows])
-        self._move(*self._steps(rows, finite))
-        self.rows, self.held, self.shapes = self.rows + self.held, 0, []
-
-    def _steps(self, rows: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of the rows of each step, and how many they are."""
-        (workers, lengths), width = self.shapes[0], rows.shape[1]
-        if self.shapes.count(self.shapes[0]) == len(self.shapes) and len({*workers}) == len(workers) * len({*lengths}):
-            shape = len(self.shapes), len(workers), lengths[0]  # one visit as long of every worker in every update
-            return rows.reshape(*shape, width).sum(1).reshape(-1, width), finite.reshape(shape).sum(1).ravel()
-        steps, first = [], 0
-        for workers, lengths in self.shapes:
-            reached: dict[int, int] = {}
-            for worker, length in zip(workers, lengths, strict=True):
-                start = reached.get(worker, first)
-                reached[worker] = start + length
-                steps.append(np.arange(start, start + length))
-            first = max(reached.values())
-        member = np.zeros((first, len(rows)), rows.dtype)
-        member[np.concatenate(steps), np.arange(len(rows))] = 1
-        return member @ rows, (member @ finite).astype(np.int64)
+        shapes = [([worker for _, worker, _ in update], [len(found) for _, _, found in update]) for update in updates]
+        self._move(*_steps(rows, finite, shapes))
+        self.rows += len(rows)
 
     def _move(self, sums: np.ndarray, counts: np.ndarray) -> None:
         for points in prefix_sums(sums, self.reached):
@@ -104,30 +81,46 @@ class EpochTrace:
         """Plain numbers and tensors."""
         return {
             **{name: [_tensor(each) for each in getattr(self, name)] for name in ("points", "counts", "sample")},
-            **{name: getattr(self, name) for name in ("held", "shapes", "rows", "used", "stride")},
-            "recent": _tensor(self.recent[: self.held]),
+            **{name: getattr(self, name) for name in ("rows", "used", "stride")},
             "reached": _tensor(self.reached),
         }
 
     @classmethod
     def from_state(cls, state: State, picks: np.ndarray) -> EpochTrace:
         """The trace that ``state_dict`` described."""
-        recent = state["recent"].numpy()
-        trace = cls(picks, recent.shape[1], recent.dtype)
-        trace.recent = np.concatenate([recent, trace.recent])
+        trace = cls(picks)
         for name in ("points", "counts", "sample"):
             setattr(trace, name, [_array(each) for each in state[name]])
-        for name in ("held", "shapes", "rows", "used", "stride"):
+        for name in ("rows", "used", "stride"):
             setattr(trace, name, state[name])
         trace.reached = _array(state["reached"])
         return trace
+
+
+def _steps(rows: np.ndarray, finite: np.ndarray, shapes: list[Shape]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of the rows of each step, and how many they are; shapes are of each update its workers and their rows."""
+    (workers, lengths), width = shapes[0], rows.shape[1]
+    if shapes.count(shapes[0]) == len(shapes) and len({*workers}) == len(workers) * len({*lengths}):
+        shape = len(shapes), len(workers), lengths[0]  # one visit as long of every worker in every update
+        return rows.reshape(*shape, width).sum(1).reshape(-1, width), finite.reshape(shape).sum(1).ravel()
+    steps, first = [], 0
+    for workers, lengths in shapes:
+        reached: dict[int, int] = {}
+        for worker, length in zip(workers, lengths, strict=True):
+            start = reached.get(worker, first)
+            reached[worker] = start + length
+            steps.append(np.arange(start, start + length))
+        first = max(reached.values())
+    member = np.zeros((first, len(rows)), rows.dtype)
+    member[np.concatenate(steps), np.arange(len(rows))] = 1
+    return member @ rows, (member @ finite).astype(np.int64)
 
 
 def prefix_sums(rows: np.ndarray, start: np.ndarray) -> Iterator[np.ndarray]:
     """The sums of the first 1, 2, 3, ... rows, on top of ``start``; some of them at a time."""
     for at in range(0, len(rows), BLOCK):
         some = rows[at : at + BLOCK]
-        sums = np.tri(len(some), dtype=some.dtype) @ some + start
+        sums = LOWER[: len(some), : len(some)].astype(some.dtype, copy=False) @ some + start
         start = sums[-1]
         yield sums
 
@@ -143,30 +136,42 @@ class Monitor:
     def __init__(self, units: int, seed: int) -> None:
         self._units, self._seed = units, seed
         self._traces: dict[int, EpochTrace] = {}
+        self._waiting: list[list[Seen]] = []  # updates that were not taken in yet: many at a time cost less
+        self._held, self._room = 0, 0  # rows of them, and how many may wait
         self._found: dict[str, float] = {}
 
-    def add(self, update: list[tuple[int, int, np.ndarray]], total: Total | None) -> None:
-        """Take note of an update: epoch, worker and rows of its visits. An epoch that is complete is finished."""
-        while update:
-            epoch, _, rows = update[0]
-            mine = [visit for visit in update if visit[0] == epoch]
-            update = [visit for visit in update if visit[0] != epoch] if len(mine) < len(update) else []
-            every = rows.shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
-            trace = self._traces.get(epoch)
-            if trace is None:
-                trace = EpochTrace(self._picks(epoch), -(-rows.shape[1] // every), rows.dtype)
-                self._traces[epoch] = trace
-            trace.add([worker for _, worker, _ in mine], [rows[:, ::every] for _, _, rows in mine])
-            if trace.rows + trace.held >= self._units:
+    def add(self, update: list[Seen], total: Total | None) -> None:
+        """Take note of an update's visits. An epoch that is complete is finished."""
+        if update:
+            self._waiting.append(update)
+            self._held += sum([len(rows) for _, _, rows in update])
+            if self._held >= self._room:
+                self._take_in(total)
+
+    def _take_in(self, total: Total | None) -> None:
+        waiting, self._waiting, self._held = self._waiting, [], 0
+        epochs = dict.fromkeys([epoch for update in waiting for epoch, _, _ in update])
+        for epoch in epochs:
+            mine = waiting
+            if len(epochs) > 1:
+                mine = [found for update in waiting if (found := [seen for seen in update if seen[0] == epoch])]
+            if epoch not in self._traces:
+                self._traces[epoch] = EpochTrace(self._picks(epoch))
+            trace = self._traces[epoch]
+            trace.take_in(mine)
+            if trace.rows >= self._units:
                 self.finish(epoch, total)
+        left = min((self._units - trace.rows for trace in self._traces.values()), default=self._units)
+        last = waiting[-1]
+        self._room = min(left, BLOCK * len(last), max(1, BYTES // last[0][2][0].nbytes))
 
     def finish(self, epoch: int, total: Total | None) -> None:
         """No more rows of this epoch will come. ``total`` adds up over ranks that hold slices of the rows."""
+        if self._waiting:
+            self._take_in(total)
         trace = self._traces.pop(epoch, None)
         if trace is None:
             return
-        if trace.held:
-            trace.take_in()
         mean = trace.reached / max(trace.used, 1)
         strayed = (points - counts[:, None] * mean for points, counts in zip(trace.points, trace.counts, strict=True))
         sample = np.concatenate(trace.sample).astype(np.float64)
@@ -196,8 +201,12 @@ class Monitor:
 
     def state_dict(self) -> State:
         """Plain numbers and tensors."""
-        traces = {epoch: trace.state_dict() for epoch, trace in self._traces.items()}
-        return {"found": dict(self._found), "traces": traces}
+        return {
+            "found": dict(self._found),
+            "traces": {epoch: trace.state_dict() for epoch, trace in self._traces.items()},
+            "waiting": [[(epoch, worker, _tensor(rows)) for epoch, worker, rows in each] for each in self._waiting],
+            "room": self._room,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Restore what ``state_dict`` returned."""
@@ -205,6 +214,8 @@ class Monitor:
         self._traces = {
             epoch: EpochTrace.from_state(saved, self._picks(epoch)) for epoch, saved in state["traces"].items()
         }
+        self._waiting = [[(epoch, worker, _array(rows)) for epoch, worker, rows in each] for each in state["waiting"]]
+        self._held, self._room = sum(len(rows) for each in self._waiting for _, _, rows in each), state["room"]
 
 
 def squared(blocks: Iterable[np.ndarray]) -> np.ndarray:
