@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hemiola.adapters import ddp as ddp
     from hemiola.adapters import lightning as lightning
     from hemiola.adapters import loggers as loggers
+    from hemiola.adapters import torchft as torchft
     from hemiola.adapters import transformers as transformers
     from hemiola.contracts import Arrivals as Arrivals
     from hemiola.contracts import Averaging as Averaging
@@ -125,7 +126,7 @@ _PUBLIC = {
 }
 
 # Modules for other people's frameworks: ``hemiola.lightning.Ordered``, ``hemiola.loggers.tensorboard``.
-_ADAPTERS = ("accelerate", "ddp", "lightning", "loggers", "transformers")
+_ADAPTERS = ("accelerate", "ddp", "lightning", "loggers", "torchft", "transformers")
 
 __all__ = ["__version__", *_PUBLIC, *_ADAPTERS]
 

@@ -16,6 +16,7 @@ EXTRAS = {
     "scipy": "lab",
     "sklearn": "lab",
     "tensorboard": "tensorboard",
+    "torchft": "torchft",
     "transformers": "transformers",
     "typer": "lab",
     "vl_convert": "lab",
