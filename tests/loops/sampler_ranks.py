@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from hemiola.loops.averager import Averager
 from hemiola.loops.sampler import OrderedSampler
+from hemiola.period import Clocked
 
 EXAMPLES, CLASSES, RATE = 75, 3, 0.2
 
@@ -126,10 +129,59 @@ def backward(loop: str, model: nn.Module, x: Tensor, y: Tensor, optimizer: torch
     optimizer.step()
 
 
+def deck() -> dict[str, list]:
+    """One deck, clocked averaging, a slow rank: stopped in epoch 1, resumed, and what one rank alone would go on with.
+
+    The loader's workers read ahead; what they hold when the state is saved comes again.
+    """
+    data, slow = make_data(), dist.get_rank() == dist.get_world_size() - 1
+    numbered = list(zip(range(EXAMPLES), *data.tensors, strict=True))
+    seen: dict[str, list] = {"first": [], "before": [], "after": [], "last": [], "orders": []}
+
+    def parts(model: nn.Module):
+        sampler = OrderedSampler(data, order="cd-grab", sketch="fold:16", seed=3, deal="deck")
+        loader = DataLoader(numbered, batch_size=3, sampler=sampler, num_workers=1, multiprocessing_context="fork")
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        return sampler, sampler.track(loader), optimizer, Averager(model, optimizer, period=Clocked(), wire="int8")
+
+    def visit(loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer, into: str) -> Iterator[int]:
+        for step, (numbers, x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            seen[into] += numbers.tolist()
+            time.sleep(0.05 if slow else 0.001)
+            yield step
+
+    model = make_model()
+    sampler, loader, optimizer, averager = parts(model)
+    with averager, sampler.watch(model):
+        list(visit(loader, model, optimizer, "first"))
+        for step in visit(loader, model, optimizer, "before"):
+            if step == 0:
+                with averager.averaged():
+                    state = sampler.state_dict()
+                break
+    seen["orders"].append(sampler._orders[0].tolist())
+    everyones: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, state)
+    model = make_model()
+    sampler, loader, optimizer, averager = parts(model)
+    sampler.load_state_dict(everyones[0])  # any rank's will do
+    with averager, sampler.watch(model):
+        list(visit(loader, model, optimizer, "after"))
+        list(visit(loader, model, optimizer, "last"))
+    seen["orders"].append(sampler._orders[0].tolist())
+    alone = OrderedSampler(data, "cd-grab", None, 1, 0, seed=3, sketch="fold:16", deal="deck")
+    alone.load_state_dict(state)
+    return seen | {"alone": list(alone)}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found = {name: train(name) for name in SCENARIOS}
     found |= {f"{name}-resumed": train(name, after) for name, after in RESUMED.items()}
+    found["deck"] = deck()
     Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -140,3 +140,20 @@ def test_an_epoch_that_was_left_early_counts_for_what_was_trained_on(run: list[d
     assert len(found["seen"][1]) == 3 * 4
     size = len(found["orders"][0]) // len(run)
     assert all(sorted(orders[:size]) == list(range(size)) for orders in found["orders"])
+
+
+def test_one_deck_is_visited_once_an_epoch_whoever_is_slow_and_whoever_goes_on(run):
+    found = [rank["deck"] for rank in run]
+
+    def together(*parts: str) -> list[int]:
+        return sorted(example for rank in found for part in parts for example in rank[part])
+
+    everything = list(range(ranks.EXAMPLES))
+    assert together("first") == everything
+    assert together("before", "after") == everything
+    assert together("last") == everything
+    assert sorted(found[0]["alone"] + together("before")) == everything
+    for number in range(2):
+        orders = [rank["orders"][number] for rank in found]
+        assert all(order == orders[0] for order in orders)
+    assert found[0]["orders"][0] != found[0]["orders"][1]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hemiola.contracts import State
+from hemiola.errors import InputError
 
 if TYPE_CHECKING:
     from hemiola.loops.tracking import Batch
@@ -34,7 +35,12 @@ class Epoch:
         spoilt: Whether counting has gone wrong, so that no row can be trusted.
         watched: Whether a model was watched in it.
         yielded: Examples that came out of a tracked loader.
+        empty: Whether it is over and this rank had no part in it.
+        resumable: Whether how many were drawn says which.
     """
+
+    empty = False
+    resumable = True
 
     def __init__(self, number: int, sequence: np.ndarray) -> None:
         self.number, self.sequence = number, sequence
@@ -61,6 +67,10 @@ class Epoch:
         self.issued, self.yielded = self.done, self.done
         left: np.ndarray = self.sequence[self._planned]
         return left
+
+    def draw(self) -> np.ndarray:
+        """More examples for an iterator that has handed out its own; here there are none."""
+        return self.sequence[:0]
 
     def places(self, examples: np.ndarray) -> np.ndarray:
         """Where these examples are in the epoch; -1 for those that are not."""
@@ -178,7 +188,11 @@ class Drawing(Iterator[int]):
         self._next = 0
 
     def __next__(self) -> int:
-        if self._next == len(self._examples) or not self._drew(self):
+        if not self._drew(self):
+            raise StopIteration
+        if self._next == len(self._examples):
+            self._examples += self._epoch.draw().tolist()
+        if self._next == len(self._examples):
             raise StopIteration
         example: int = self._examples[self._next]
         self._next += 1
@@ -187,6 +201,11 @@ class Drawing(Iterator[int]):
 
     def state_dict(self) -> State:
         """How much of which epoch was drawn."""
+        if not self._epoch.resumable:
+            raise InputError(
+                "with deal = 'deck' an iterator cannot be saved, as torchdata's StatefulDataLoader does; use a "
+                "DataLoader, and save sampler.state_dict() on all ranks together"
+            )
         return {"epoch": self._epoch.number, "issued": self._epoch.issued}
 
     def load_state_dict(self, state: State) -> None:

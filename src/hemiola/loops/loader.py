@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -21,7 +21,7 @@ class OrderedLoader(DataLoader[Any]):
     Args:
         dataset: With ``__getitem__`` and ``__len__``.
         batch_size: Examples per batch.
-        order, unit, num_replicas, rank, seed, sketch: As for `OrderedSampler`.
+        order, unit, num_replicas, rank, seed, sketch, deal: As for `OrderedSampler`.
         options: As for ``DataLoader``, except ``sampler``, ``batch_sampler`` and ``shuffle``, which the order replaces.
 
     Attributes:
@@ -40,6 +40,7 @@ class OrderedLoader(DataLoader[Any]):
         rank: int | None = None,
         seed: int = 0,
         sketch: str | None = None,
+        deal: Literal["shards", "deck"] = "shards",
         **options: Any,
     ) -> None:
         for name in ("sampler", "batch_sampler", "shuffle"):
@@ -49,6 +50,6 @@ class OrderedLoader(DataLoader[Any]):
                     "make a DataLoader over an OrderedSampler and give it to sampler.track"
                 )
             options.pop(name, None)
-        sampler = OrderedSampler(dataset, order, unit, num_replicas, rank, seed, sketch=sketch)  # type: ignore[arg-type]
+        sampler = OrderedSampler(dataset, order, unit, num_replicas, rank, seed, sketch=sketch, deal=deal)  # type: ignore[arg-type]
         super().__init__(dataset, batch_size, sampler=sampler, **options)
         sampler.track(self)

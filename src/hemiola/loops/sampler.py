@@ -20,7 +20,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +32,9 @@ from hemiola.contracts import Order, State
 from hemiola.errors import InputError
 from hemiola.gradients.sketch import parse_sketch
 from hemiola.loops.arguments import dataset_size, own_group, place, policy
-from hemiola.loops.deal import Deal, deal, deal_left
+from hemiola.loops.deal import Deal, deal_left
+from hemiola.loops.deal import deal as deal_units
+from hemiola.loops.deck import Counters, DeckEpoch, DeckRows
 from hemiola.loops.epoch import Claim, Drawing, Epoch
 from hemiola.loops.following import Following
 from hemiola.loops.identity import track
@@ -41,6 +43,7 @@ from hemiola.loops.rows import Exchange
 from hemiola.loops.tally import Tally
 from hemiola.loops.telemetry import Log, Logs
 from hemiola.loops.watch import Scaler, Watch
+from hemiola.options import one_of
 from hemiola.own import checked_sequence
 from hemiola.state import own_state
 
@@ -64,11 +67,14 @@ class OrderedSampler(Sampler[int]):
         seed: The same on all ranks.
         drop_last: Leave out the examples that do not make the same number of units for every rank, instead of
             appending them, some twice, to every epoch.
+        deal: ``"shards"``, or ``"deck"``: one order over all examples, and every rank takes the next ones when it is
+            ready, so that slow ranks take fewer and every example comes once an epoch. Then ``len`` is an estimate,
+            and ``state_dict`` is for all ranks to call together.
         sketch: ``"exact"``, ``"fold:K"`` or ``"ghost:R"``; with a policy, the policy's. By default ``ghost:4`` for
             units of one example and ``fold:1024`` for larger ones.
     """
 
-    KIND, VERSION = "ordered-sampler", 2
+    KIND, VERSION = "ordered-sampler", 3
 
     def __init__(
         self,
@@ -80,15 +86,19 @@ class OrderedSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
         sketch: str | None = None,
+        deal: Literal["shards", "deck"] = "shards",
     ) -> None:
         self._examples = dataset_size(dataset)
         self._ranks, self.rank = place(num_replicas, rank)
         self.policy = policy(order, unit, sketch)
         self.seed, self.drop_last = seed, drop_last
-        self._deal = deal(self._examples, self.policy.unit, self._ranks, seed, drop_last)
+        self._counters = Counters(self._ranks) if one_of("deal", deal, ["shards", "deck"]) == "deck" else None
+        # For the policy, and here, a deck is the shard of one rank that has everything.
+        self._hands, self._hand = (self._ranks, self.rank) if self._counters is None else (1, 0)
+        self._deal = deal_units(self._examples, self.policy.unit, self._hands, seed, drop_last)
         self._watch: Watch | None = None
         self._group: dist.ProcessGroup | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: Exchange | DeckRows | None = None
         self._saved: tuple[State, bool] | None = None  # for the exchange of a watch that is yet to come
         self._directions: list[Tensor] = []
         self._drawing: Drawing | None = None
@@ -100,12 +110,12 @@ class OrderedSampler(Sampler[int]):
         self._enter(0)
 
     def _begin(self) -> None:
-        self.policy.begin([self._deal.shards.shape[1]] * self._ranks, self.seed, lockstep=True)
+        self.policy.begin([self._deal.shards.shape[1]] * self._hands, self.seed, lockstep=True)
 
     # ------------------------------------------------------------------------------------------------- as a sampler
 
     def __len__(self) -> int:
-        return self._deal.length
+        return self._deal.length if self._counters is None else -(-self._deal.length // self._ranks)
 
     def __iter__(self) -> Iterator[int]:
         """Start the next epoch, or go on with one that was loaded or not trained on; an evaluation starts nothing."""
@@ -122,7 +132,7 @@ class OrderedSampler(Sampler[int]):
         if self._unwatched_draws and (whole or not (self._watch is not None or self._loaded)):
             self._now.pass_drawn()
         self._unwatched_draws = False
-        if self._now.done > self._now.start:
+        if self._now.done > self._now.start or self._now.empty:
             self._leave()
             self._enter(self.epoch + 1)
         elif self._watch is not None and whole and not self._watch.seen.evaluations:
@@ -190,9 +200,14 @@ class OrderedSampler(Sampler[int]):
             self._following.enter(Epoch(epoch, remainder[self.rank]))
         else:
             units = self._deal.shards.shape[1]
-            self._orders = [checked_sequence(self.policy, worker, epoch, units) for worker in range(self._ranks)]
-            self._observed = self.policy.wants(self.rank, epoch)
-            self._following.enter(Epoch(epoch, self._deal.examples(self.rank, self._orders[self.rank])))
+            self._orders = [checked_sequence(self.policy, worker, epoch, units) for worker in range(self._hands)]
+            self._observed = self.policy.wants(self._hand, epoch)
+            examples = self._deal.examples(self._hand, self._orders[self._hand])
+            if self._counters is None:
+                self._following.enter(Epoch(epoch, examples))
+            else:
+                take = self._counters.of(epoch)
+                self._following.enter(DeckEpoch(epoch, examples, take, self._ranks, self.policy.unit))
             if self._exchange is not None:
                 self._exchange.begin(epoch)
         if self._watch is not None:
@@ -228,7 +243,7 @@ class OrderedSampler(Sampler[int]):
         assert watch is not None
         assert self._following.model is not None
         used = now.trained > 0 or (now.issued == len(now) and not watch.seen.evaluations)
-        if self._observed and used and not now.learnt and not now.spoilt and not watch.pending:
+        if self._observed and used and not now.empty and not now.learnt and not now.spoilt and not watch.pending:
             self._notices.learnt_nothing(now, watch, self._following.model)
 
     # ------------------------------------------------------------------------------------- which batch is at hand
@@ -318,7 +333,10 @@ class OrderedSampler(Sampler[int]):
         if self._exchange is None:
             units, sliced = self._deal.shards.shape[1], self.policy.sketch == "exact" and self.policy.slices
             width, dtype = self._watch.width, self._watch.dtype
-            self._exchange = Exchange(self.policy, self._ranks, units, width, dtype, self._group, sliced)
+            if self._counters is not None and self._group is not None:
+                self._exchange = DeckRows(self.policy, width, dtype, self._group)
+            else:
+                self._exchange = Exchange(self.policy, self._hands, units, width, dtype, self._group, sliced)
             self._exchange.begin(self.epoch)
             if self._saved is not None:
                 self._exchange.load_state_dict(*self._saved)
@@ -368,7 +386,7 @@ class OrderedSampler(Sampler[int]):
     def _learn(self, places: np.ndarray, rows: Tensor | None, done: np.ndarray) -> None:
         assert self._exchange is not None
         assert self._watch is not None
-        order, unit = self._orders[self.rank], self.policy.unit
+        order, unit = self._orders[self._hand], self.policy.unit
         if rows is not None and not self._announced:
             self._announced = True
             log.info("order: balancing %s on %s", self.policy.sketch, self._watch.method)
@@ -405,7 +423,7 @@ class OrderedSampler(Sampler[int]):
             "rank": self.rank,
             "epoch": self.epoch,
             "position": self._now.done,
-            "progress": self._now.state_dict(),
+            "progress": self._progress(),
             "shards": torch.from_numpy(self._deal.shards.copy()),
             "rests": torch.from_numpy(self._deal.rests.copy()),
             "remainder": None if self._remainder is None else torch.from_numpy(self._remainder.copy()),
@@ -415,9 +433,19 @@ class OrderedSampler(Sampler[int]):
             "directions": [each.cpu() for each in self._directions],
         }
 
+    def _progress(self) -> State:
+        """How far the epoch is; of a deck, what any rank is through with."""
+        now, shared = self._now, {}
+        if isinstance(now, DeckEpoch) and self._ranks > 1:
+            shared = {"passed": torch.from_numpy(now.everybody(self._group))}
+        return now.state_dict() | shared
+
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same data set, order and seed; it may come from another number of ranks."""
         own_state(state, self.KIND, self.VERSION, self._facts())
+        if self._counters is not None:
+            self._load_deck(state)
+            return
         ranks, own = int(state["ranks"]), state["rank"] == self.rank
         if self.policy.sketch == "exact" and ranks == self._ranks and not own:
             raise InputError(
@@ -447,6 +475,36 @@ class OrderedSampler(Sampler[int]):
                 self._saved = state["exchange"], own
         else:
             self._take_over(dealt, epoch, state, remainder)
+        if self._watch is not None:
+            self._connect()
+
+    def _load_deck(self, state: State) -> None:
+        """Any rank's state does for all: a deck knows nothing of ranks but what all of them are through with."""
+        assert self._counters is not None
+        if self._watch is not None:
+            self._watch.forget()
+        self._begin()
+        self.policy.load_state_dict(state["policy"])
+        self._exchange, self._saved, self._directions = None, None, list(state["directions"])
+        self._counters.begin_again()
+        self._enter(int(state["epoch"]))
+        now, progress = self._now, state["progress"]
+        assert isinstance(now, DeckEpoch)
+        passed = np.zeros(len(now.sequence), bool)
+        if progress["passed"] is None:
+            passed[: progress["done"]] = True
+        elif progress["passed"].dtype == torch.bool:
+            passed[:] = progress["passed"].numpy()
+        else:
+            passed[:] = np.unpackbits(progress["passed"].numpy())[: len(passed)].astype(bool)
+        own = state["rank"] == self.rank
+        now.go_on(passed, int(progress["trained"]) if own else 0, int(progress["learnt"]) if own else 0)
+        self._loaded = True
+        if passed.all():
+            now.start = 0  # it is over, and the next iterator is the next epoch
+        self._ordered_done = now.ordered_done(self._deal.ordered)
+        if own and state["ranks"] == self._ranks:
+            self._tally.load_state_dict(state["tally"])
         if self._watch is not None:
             self._connect()
 
@@ -484,6 +542,7 @@ class OrderedSampler(Sampler[int]):
             "sketch": self.policy.sketch,
             "seed": self.seed,
             "drop_last": self.drop_last,
+            "deal": "shards" if self._counters is None else "deck",
         }
 
 

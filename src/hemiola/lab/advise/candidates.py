@@ -47,14 +47,14 @@ def own_loop(table: dict[str, Any], lr: float) -> list[str]:
     rate = f"# with lr = {lr:g}"
     if pace is not None:
         return [f'# a pace needs a server: run it from an experiment file with cluster = "ray", pace = {pace!r}', rate]
-    if period is not None and period["name"] == "clocked":
-        return ["# clocked averaging and the deck run from an experiment file, not in a loop of one's own yet", rate]
     lines = []
-    if order is not None:
-        lines.append(f'loader = hemiola.OrderedLoader(dataset, batch_size=BATCH, order="{order["name"]}")')
+    if order is not None or table.get("shards") == DECK:
+        deal = ', deal="deck"' if table.get("shards") == DECK else ""
+        name = "rr" if order is None else order["name"]
+        lines.append(f'loader = hemiola.OrderedLoader(dataset, batch_size=BATCH, order="{name}"{deal})')
     if period is not None:
         own = {key: value for key, value in period.items() if key not in ("name", "wire", "overlap")}
-        kind = {"constant": "Constant", "adaptive": "Adaptive"}[period["name"]]
+        kind = {"constant": "Constant", "adaptive": "Adaptive", "clocked": "Clocked"}[period["name"]]
         given = ", ".join(f"{key}={value!r}" for key, value in own.items())
         rest = "".join(f", {key}={period[key]!r}" for key in ("wire", "overlap") if key in period)
         lines.append(f"averager = hemiola.Averager(model, optimizer, period=hemiola.{kind}({given}){rest})")
