@@ -58,7 +58,9 @@ class EpochTrace:
         every = updates[0][0][2].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
         rows = np.concatenate([found[:, ::every] for update in updates for _, _, found in update])
         finite = np.ones(len(rows), bool)
-        if not math.isfinite(rows.sum()):
+        with np.errstate(invalid="ignore", over="ignore"):  # where rows are not finite, their sum has nothing to say
+            total = rows.sum()
+        if not math.isfinite(total):
             finite = np.isfinite(rows).all(1)
             rows[~finite] = 0
         first, last = np.searchsorted(self.picks, (self.rows, self.rows + len(rows)))
