@@ -482,7 +482,7 @@ class Grouped(Protocol):
 
 
 @runtime_checkable
-class Task(Protocol):
+class TaskLike(Protocol):
     """A model, its data, its loss and its metric.
 
     Attributes:

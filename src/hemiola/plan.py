@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from hemiola.contracts import Cluster, Order, Pace, Period, Task, Work
+from hemiola.contracts import Cluster, Order, Pace, Period, TaskLike, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
@@ -64,7 +64,7 @@ class Plan:
         outer: What becomes of a merged change before it is applied; None for nothing.
     """
 
-    task: Task
+    task: TaskLike
     shards: Sequence[np.ndarray]
     batch: int
     seed: int

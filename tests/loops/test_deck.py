@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hemiola.errors import InputError
 from hemiola.loops.deck import DeckEpoch
-from hemiola.loops.epoch import Drawing
+from hemiola.loops.epoch import IndexIterator
 from hemiola.loops.sampler import OrderedSampler
 
 
@@ -49,7 +49,7 @@ def test_every_example_comes_once_whoever_takes_it_and_whoever_goes_on(
         made = [DeckEpoch(0, sequence, take, number, unit) for _ in range(number)]
         for epoch in made if passed is not None else []:
             epoch.go_on(passed.copy(), 0, 0)
-        return made, [Drawing(epoch, lambda drawing: True) for epoch in made]
+        return made, [IndexIterator(epoch, lambda drawing: True) for epoch in made]
 
     def visit(epoch, drawing, hold):
         drawn = list(islice(drawing, batch))
@@ -75,9 +75,9 @@ def test_every_example_comes_once_whoever_takes_it_and_whoever_goes_on(
 
 def test_what_a_rank_has_drawn_and_not_trained_on_it_draws_again():
     epoch = DeckEpoch(0, np.arange(40), counter(), 2, 1)
-    first = list(islice(Drawing(epoch, lambda d: True), 7))
+    first = list(islice(IndexIterator(epoch, lambda d: True), 7))
     epoch.pass_by(epoch.places(np.array(first[:3])))
-    again = list(Drawing(epoch, lambda d: True))
+    again = list(IndexIterator(epoch, lambda d: True))
     assert again == list(range(3, 40))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hemiola.contracts import Batch, Task
+from hemiola.contracts import Batch, TaskLike
 from hemiola.streams import torch_stream
 
 
@@ -46,7 +46,7 @@ class BatchReader:
 
     def __init__(
         self,
-        task: Task,
+        task: TaskLike,
         shards: Sequence[np.ndarray],
         unit: int,
         seed: int,

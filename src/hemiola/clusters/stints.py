@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hemiola.clusters.batches import BatchReader, Read
-from hemiola.contracts import Batch, Directions, State, Stint, Task
+from hemiola.contracts import Batch, Directions, State, Stint, TaskLike
 from hemiola.flat import FlatModel
 from hemiola.gradients.units import UnitGradients
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
@@ -71,7 +71,7 @@ class StintRunner:
 
     def __init__(
         self,
-        task: Task,
+        task: TaskLike,
         shards: Sequence[np.ndarray],
         unit: int,
         sketch: str | None,

@@ -22,7 +22,7 @@ from typing import Any
 
 from hemiola.clusters.ray.factory import RayFactory
 from hemiola.clusters.torch.group import Place
-from hemiola.contracts import Task
+from hemiola.contracts import TaskLike
 from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Cell, Experiment
 from hemiola.lab.here import run_here, stay_here
@@ -39,7 +39,7 @@ STOP_PATIENCE_SECONDS = 60.0
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """How an experiment ended: how many cells are finished, which failed and why, and whether it was interrupted."""
 
     finished: int
@@ -64,7 +64,7 @@ def run_experiment(
     jobs: int | None = None,
     resume: bool = False,
     display: Display | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Run every cell that is not finished, and write results.csv and log.jsonl.
 
     Args:
@@ -93,14 +93,14 @@ def run_experiment(
             failed = _run_all(others, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
             failed += run_here(staying, store, data, stop, display)
         finished = store.assemble()
-        return Outcome(finished, len(experiment.cells), failed, stop.is_set())
+        return RunOutcome(finished, len(experiment.cells), failed, stop.is_set())
     finally:
         store.close()
 
 
 def _run_as_rank(
     place: Place, experiment: Experiment, folder: Path, data: Path | None, resume: bool, display: Display
-) -> Outcome:
+) -> RunOutcome:
     """Run every cell together with the other processes that torchrun has started; rank 0 alone has the folder."""
     cells = experiment.cells
     group = TorchrunGroup(place, cells, experiment.given)
@@ -129,8 +129,8 @@ def _run_as_rank(
                     break
         group.close()
         if not group.first:
-            return Outcome(0, len(cells), [], False)
-        return Outcome(store.assemble(), len(cells), [], stop.is_set())
+            return RunOutcome(0, len(cells), [], False)
+        return RunOutcome(store.assemble(), len(cells), [], stop.is_set())
     except RankLostError as lost:
         print(f"hemiola: {lost}; `hemiola resume` goes on from the last checkpoint", file=sys.stderr)
         sys.exit(1)
@@ -140,7 +140,7 @@ def _run_as_rank(
 
 def check_with_data(experiment: Experiment, data: Path | None) -> dict[str, Any]:
     """Build every run once, so that a mistake shows before anything is computed; returns facts about the task."""
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, TaskLike] = {}
     for cell in experiment.cells:
         if cell.seed == experiment.seeds[0]:
             with experiment.blaming(cell.run, cell.point, lambda other: other.plan(data)):

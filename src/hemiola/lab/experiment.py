@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hemiola.contracts import Order, Pace, Period, Task
+from hemiola.contracts import Order, Pace, Period, TaskLike
 from hemiola.errors import InputError, unknown
 from hemiola.lab.named import (
     NAMED,
@@ -209,7 +209,7 @@ class Cell:
         )
         return plan, factory
 
-    def task(self, data: Path | None) -> Task:
+    def task(self, data: Path | None) -> TaskLike:
         """Load the task."""
         return make_task(self.settings.task, self.base, data)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hemiola.contracts import Task
+from hemiola.contracts import TaskLike
 from hemiola.errors import InputError, unknown
 from hemiola.files import replacing
 from hemiola.flat import FlatModel
@@ -32,7 +32,7 @@ def trained_by(cell: Cell, data: Path | None, training: Training) -> Trained:
     return Trained(lambda: state, lambda: module_of(cell, data), about)
 
 
-def named_weights(task: Task, seed: int, weights: Tensor) -> dict[str, Tensor]:
+def named_weights(task: TaskLike, seed: int, weights: Tensor) -> dict[str, Tensor]:
     """A flat vector as the state_dict of the task's model; what the vector does not hold is as the seed made it."""
     with torch.random.fork_rng(devices=[]):
         seed_torch("model", seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hemiola.clusters.table import CLUSTERS
-from hemiola.contracts import Cluster, Order, Pace, Period, Task, Work
+from hemiola.contracts import Cluster, Order, Pace, Period, TaskLike, Work
 from hemiola.errors import InputError, unknown
 from hemiola.lab.tasks import load_task
 from hemiola.lab.tasks.load import checked_task
@@ -108,7 +108,7 @@ def _constructor(table: Constructors, family: str, name: str, base: Path) -> Cal
 # --------------------------------------------------------------------------------------------------- tasks and clusters
 
 
-def make_task(given: Any, base: Path, data: Path | None) -> Task:
+def make_task(given: Any, base: Path, data: Path | None) -> TaskLike:
     """The task; an object is used as it is."""
     name, options = split("task", given)
     if isinstance(name, str):

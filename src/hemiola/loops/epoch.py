@@ -13,7 +13,7 @@ from hemiola.contracts import State
 from hemiola.errors import InputError
 
 if TYPE_CHECKING:
-    from hemiola.loops.tracking import Batch
+    from hemiola.loops.tracking import LoadedBatch
 
 
 class Epoch:
@@ -170,7 +170,7 @@ class Epoch:
         self.plan()
 
 
-class Drawing(Iterator[int]):
+class IndexIterator(Iterator[int]):
     """An iterator of the sampler: hands out what is left of an epoch.
 
     torchdata's StatefulDataLoader keeps the state of the iterator beside that of the sampler, as they were when a batch
@@ -182,7 +182,7 @@ class Drawing(Iterator[int]):
         drew: Asked before an example is handed out; if it says no, there are no more.
     """
 
-    def __init__(self, epoch: Epoch, drew: Callable[[Drawing], bool]) -> None:
+    def __init__(self, epoch: Epoch, drew: Callable[[IndexIterator], bool]) -> None:
         self._epoch, self._drew = epoch, drew
         self._examples = epoch.plan().tolist()
         self._next = 0
@@ -232,5 +232,5 @@ class Claim:
     epoch: Epoch
     examples: int
     places: np.ndarray | None = None
-    batch: Batch | None = None
+    batch: LoadedBatch | None = None
     counted: bool = False

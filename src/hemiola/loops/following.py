@@ -16,7 +16,7 @@ from hemiola.errors import InputError
 from hemiola.loops.epoch import Claim, Epoch
 from hemiola.loops.identity import Tagged, as_numbers
 from hemiola.loops.notices import Notices
-from hemiola.loops.tracking import Batch, Tracker
+from hemiola.loops.tracking import LoadedBatch, Tracker
 
 NONE = np.zeros(0, np.int64)
 
@@ -86,7 +86,7 @@ class Following:
         if tagged.kept is not None and not len(tagged.kept) and len(places):
             rows = None
             self._notices.unmatched("collate_fn makes rows of which it cannot be told which examples they are")
-        self._tracker.add(Batch(epoch, places, rows, iteration), tagged.batch)
+        self._tracker.add(LoadedBatch(epoch, places, rows, iteration), tagged.batch)
 
     def ended(self) -> None:
         now = self.now
@@ -105,7 +105,7 @@ class Following:
         if places.min() < 0:
             raise InputError(f"example {numbers[places.argmin()]} is not one of those this rank visits in this epoch")
         self.tracked = True
-        self._tracker.last = Batch(epoch, places, places, explicit=True)
+        self._tracker.last = LoadedBatch(epoch, places, places, explicit=True)
 
     # ---------------------------------------------------------------------------------------- what the watch asks
 

@@ -29,7 +29,7 @@ NUMBERS = 1 << 22  # the most numbers of a block
 GAP = -1  # instead of a unit's number where a block has no row
 
 
-class Exchange:
+class RowExchange:
     """Collects this rank's rows, exchanges them in blocks and shows all ranks' rows to the policy.
 
     Args:

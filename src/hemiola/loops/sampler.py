@@ -35,11 +35,11 @@ from hemiola.loops.arguments import dataset_size, own_group, place, policy
 from hemiola.loops.deal import Deal, deal_left
 from hemiola.loops.deal import deal as deal_units
 from hemiola.loops.deck import Counters, DeckEpoch, DeckRows
-from hemiola.loops.epoch import Claim, Drawing, Epoch
+from hemiola.loops.epoch import Claim, Epoch, IndexIterator
 from hemiola.loops.following import Following
 from hemiola.loops.identity import track
 from hemiola.loops.notices import Notices, who_draws
-from hemiola.loops.rows import Exchange
+from hemiola.loops.rows import RowExchange
 from hemiola.loops.tally import Tally
 from hemiola.loops.telemetry import Log, Logs
 from hemiola.loops.watch import Scaler, Watch
@@ -98,10 +98,10 @@ class OrderedSampler(Sampler[int]):
         self._deal = deal_units(self._examples, self.policy.unit, self._hands, seed, drop_last)
         self._watch: Watch | None = None
         self._group: dist.ProcessGroup | None = None
-        self._exchange: Exchange | DeckRows | None = None
+        self._exchange: RowExchange | DeckRows | None = None
         self._saved: tuple[State, bool] | None = None  # for the exchange of a watch that is yet to come
         self._directions: list[Tensor] = []
-        self._drawing: Drawing | None = None
+        self._drawing: IndexIterator | None = None
         self._unwatched_draws = self._loaded = False
         self._notices, self._logs = Notices(self.rank), Logs("order")
         self._following = Following(self._notices)
@@ -137,10 +137,10 @@ class OrderedSampler(Sampler[int]):
             self._enter(self.epoch + 1)
         elif self._watch is not None and whole and not self._watch.seen.evaluations:
             self._check_learnt()  # all of it was handed out, and none of it has come back
-        self._drawing = Drawing(self._now, self._drew)
+        self._drawing = IndexIterator(self._now, self._drew)
         return self._drawing
 
-    def _drew(self, drawing: Drawing) -> bool:
+    def _drew(self, drawing: IndexIterator) -> bool:
         """Called before an example is handed out; False to an iterator that its loop has left but still reads ahead."""
         if drawing is not self._drawing:
             return False
@@ -336,7 +336,7 @@ class OrderedSampler(Sampler[int]):
             if self._counters is not None and self._group is not None:
                 self._exchange = DeckRows(self.policy, width, dtype, self._group)
             else:
-                self._exchange = Exchange(self.policy, self._hands, units, width, dtype, self._group, sliced)
+                self._exchange = RowExchange(self.policy, self._hands, units, width, dtype, self._group, sliced)
             self._exchange.begin(self.epoch)
             if self._saved is not None:
                 self._exchange.load_state_dict(*self._saved)

@@ -27,7 +27,7 @@ COMPARED = 64  # values, where a copy has to be recognised
 
 
 @dataclass(eq=False)
-class Batch:
+class LoadedBatch:
     """A batch at hand.
 
     Attributes:
@@ -63,10 +63,10 @@ class Tracker:
     """
 
     def __init__(self) -> None:
-        self._batches: deque[Batch] = deque()
-        self._lapsed: list[Batch] = []  # too old to be trained on
-        self._storages: dict[int, Batch | None] = {}
-        self.last: Batch | None = None
+        self._batches: deque[LoadedBatch] = deque()
+        self._lapsed: list[LoadedBatch] = []  # too old to be trained on
+        self._storages: dict[int, LoadedBatch | None] = {}
+        self.last: LoadedBatch | None = None
         self._yielded = 0
         self._ahead: int | None = None
 
@@ -76,7 +76,7 @@ class Tracker:
         if self.last is None or self.last.used:
             self._ahead = None  # not in the middle of prefetching, so find out again
 
-    def add(self, batch: Batch, data: Any) -> None:
+    def add(self, batch: LoadedBatch, data: Any) -> None:
         """A batch is about to be handed to the loop."""
         if len(self._batches) == REMEMBERED:
             self._drop(self._batches.popleft())
@@ -96,14 +96,14 @@ class Tracker:
             if self._ahead != 0:
                 batch.samples.append((tuple(tensor.shape), _sample(tensor).clone()))
 
-    def match(self, given: list[Tensor], examples: int) -> tuple[Batch, np.ndarray | None] | None:
+    def match(self, given: list[Tensor], examples: int) -> tuple[LoadedBatch, np.ndarray | None] | None:
         """The batch that a forward pass was given, and which of its rows; None where it cannot be told."""
         found = self._match(given, examples)
         if found is not None:
             found[0].used = True
         return found
 
-    def _match(self, given: list[Tensor], examples: int) -> tuple[Batch, np.ndarray | None] | None:
+    def _match(self, given: list[Tensor], examples: int) -> tuple[LoadedBatch, np.ndarray | None] | None:
         if self.last is not None and self.last.explicit:
             return self.last, self._share(self.last, examples)
         for tensor in given:
@@ -122,7 +122,7 @@ class Tracker:
         batch = self.last if self._ahead == 0 else self._recognised(given)
         return None if batch is None else (batch, self._share(batch, examples))
 
-    def passed(self, batch: Batch) -> list[Batch]:
+    def passed(self, batch: LoadedBatch) -> list[LoadedBatch]:
         """A batch was trained on: it and those yielded before it, which the loop has skipped, are done; if not yet."""
         found = [] if batch.passed else [batch]
         older = iter(reversed(self._batches))
@@ -138,7 +138,7 @@ class Tracker:
             each.passed = True
         return found[::-1]
 
-    def _share(self, batch: Batch, examples: int) -> np.ndarray | None:
+    def _share(self, batch: LoadedBatch, examples: int) -> np.ndarray | None:
         """Rows of a pass that was given all of a batch, or its next part."""
         size = -1 if batch.rows is None else len(batch.rows)
         if examples == size:
@@ -149,11 +149,11 @@ class Tracker:
         batch.taken += examples
         return rows
 
-    def _note_ahead(self, batch: Batch) -> None:
+    def _note_ahead(self, batch: LoadedBatch) -> None:
         if self._ahead is None:
             self._ahead = len(self._batches) - 1 - self._batches.index(batch)
 
-    def _recognised(self, given: list[Tensor]) -> Batch | None:
+    def _recognised(self, given: list[Tensor]) -> LoadedBatch | None:
         """The only batch, or only unused one, with a tensor whose values are those of one that the model was given."""
         found = []
         for batch in self._batches:
@@ -163,7 +163,7 @@ class Tracker:
         found = [batch for batch in found if not batch.used] or found
         return found[0] if len(found) == 1 else None
 
-    def _drop(self, batch: Batch) -> None:
+    def _drop(self, batch: LoadedBatch) -> None:
         if not batch.passed:
             self._lapsed.append(batch)
         for number in batch.tensors:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hemiola.timing.delays import BLOCK, DelayStreams
-from hemiola.timing.events import Timeline, counts
+from hemiola.timing.events import TimedRun, counts
 
 Floats = NDArray[np.float64]
 CHUNK = 1 << 20  # draws held at a time by K-sync, at least
@@ -17,7 +17,7 @@ TILE = 1 << 17  # of which so many at a time are sorted, to stay in the cache
 SPARE = 256  # see `_Ahead`
 
 
-def k_sync(k: int, streams: DelayStreams, updates: int) -> Timeline:
+def k_sync(k: int, streams: DelayStreams, updates: int) -> TimedRun:
     """All restart at every update, so update n takes the K-th smallest of everybody's n-th draws."""
     waits, useful = [], 0.0
     step, tile = max(1, CHUNK // streams.workers // BLOCK) * BLOCK, max(1, TILE // streams.workers)
@@ -31,10 +31,10 @@ def k_sync(k: int, streams: DelayStreams, updates: int) -> Timeline:
     wait = np.concatenate(waits)
     times, merged = np.cumsum(wait), updates * k
     busy = wait.sum()
-    return Timeline(times, np.array([merged]), k * busy - useful, (streams.workers - k) * busy, merged)
+    return TimedRun(times, np.array([merged]), k * busy - useful, (streams.workers - k) * busy, merged)
 
 
-def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Timeline | None:
+def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> TimedRun | None:
     """Every round: as many draws of every worker as could matter, summed up; the K-th smallest sum is the update.
 
     None where two stints end at the moment of an update, or one worker ends more than `SPARE` in a round.
@@ -66,10 +66,10 @@ def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Timeline | None
         now = times[version] = float(end)
         depth = max(2, int(finished.max()))
     merged = updates * k
-    return Timeline(times, np.array([merged]), 0.0, streams.workers * now - useful, merged)
+    return TimedRun(times, np.array([merged]), 0.0, streams.workers * now - useful, merged)
 
 
-def k_async(k: int, streams: DelayStreams, updates: int) -> Timeline:
+def k_async(k: int, streams: DelayStreams, updates: int) -> TimedRun:
     """Nobody starts between two updates, so the K smallest of everybody's ends make the update."""
     ahead = _Ahead(streams)
     everybody = np.arange(streams.workers)
@@ -88,10 +88,10 @@ def k_async(k: int, streams: DelayStreams, updates: int) -> Timeline:
         read[free] = version + 1
         starts[free] = (version + 1) * streams.workers + np.arange(k)
         ends[free] = now + ahead.take(free)
-    return Timeline(times, staleness, idle_seconds, 0.0, updates * k)
+    return TimedRun(times, staleness, idle_seconds, 0.0, updates * k)
 
 
-def k_batch_async(k: int, streams: DelayStreams, updates: int) -> Timeline | None:
+def k_batch_async(k: int, streams: DelayStreams, updates: int) -> TimedRun | None:
     """Nobody ever waits, so the ends are P renewal processes whatever K is; every K-th of them all is an update.
 
     With the ends numbered m = 0, 1, ..., number m meets version m // K, and its worker read version (m' + 1) // K,
@@ -132,7 +132,7 @@ def k_batch_async(k: int, streams: DelayStreams, updates: int) -> Timeline | Non
         staleness = _add(staleness, counts(number // k - (earlier + 1) // k))
         times.append(moments[: len(number)][(number + 1) % k == 0])
         seen += len(number)
-    return Timeline(np.concatenate(times), staleness, 0.0, 0.0, wanted)
+    return TimedRun(np.concatenate(times), staleness, 0.0, 0.0, wanted)
 
 
 def _earlier(who: NDArray[np.intp], seen: int, before: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -37,7 +37,7 @@ class LoggedUpdate:
 
 
 @dataclass
-class Timeline:
+class TimedRun:
     """The raw outcome of a run.
 
     Attributes:
@@ -74,7 +74,7 @@ def counts(staleness: ArrayLike) -> NDArray[np.int64]:
     return np.bincount(np.asarray(staleness, dtype=np.intp), minlength=1)
 
 
-def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = False) -> Timeline:
+def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = False) -> TimedRun:
     """Any pace, event by event: a heap of ends drives the rule."""
     race, draw = Race(pace), draws(streams)
     heap: list[tuple[float, int, int]] = []
@@ -131,11 +131,11 @@ def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = Fal
         present = LoggedUpdate()
         if pace.fixed_k is None:
             pace.updated(Arrivals(now, race.version / updates, (), (), (), (), ()))
-    timeline = Timeline(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions)
+    timeline = TimedRun(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions)
     return replace(timeline, log=history) if log else timeline
 
 
-def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Timeline:
+def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> TimedRun:
     """Everybody restarts at every update, so every round is a small race of its own and nothing is stale."""
     draw = draws(streams)
     numbered = list(enumerate(draw))
@@ -152,10 +152,10 @@ def k_batch_sync(k: int, streams: DelayStreams, updates: int) -> Timeline:
         useful += now - began
         times.append(now)
     merged = updates * k
-    return Timeline(np.array(times), np.array([merged]), 0.0, len(draw) * now - useful, merged)
+    return TimedRun(np.array(times), np.array([merged]), 0.0, len(draw) * now - useful, merged)
 
 
-def k_async(k: int, streams: DelayStreams, updates: int) -> Timeline:
+def k_async(k: int, streams: DelayStreams, updates: int) -> TimedRun:
     """Finishers wait and start together at the update; nobody else is touched."""
     draw = draws(streams)
     heap = [(next_draw(), worker, worker) for worker, next_draw in enumerate(draw)]
@@ -177,4 +177,4 @@ def k_async(k: int, streams: DelayStreams, updates: int) -> Timeline:
             read[worker] = version + 1
             heappush(heap, (now + draw[worker](), sequence, worker))
             sequence += 1
-    return Timeline(np.array(times), counts(staleness), idle_seconds, 0.0, updates * k)
+    return TimedRun(np.array(times), counts(staleness), idle_seconds, 0.0, updates * k)

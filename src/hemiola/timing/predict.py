@@ -28,7 +28,7 @@ VARIANTS: tuple[Variant, ...] = ("k-sync", "k-batch-sync", "k-async", "k-batch-a
 
 
 @dataclass(frozen=True)
-class Row:
+class PredictedRow:
     """One variant at one K.
 
     Attributes:
@@ -86,7 +86,7 @@ class Prediction:
     slow: dict[int, float]
     exchange_seconds: float | None
     ageing: Ageing
-    rows: list[Row]
+    rows: list[PredictedRow]
     conclusions: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -204,13 +204,13 @@ def _ks(workers: int) -> list[int]:
     return [2**power for power in range(workers.bit_length()) if 2**power < workers] + [workers]
 
 
-def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, float], seed: int) -> Row:
+def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, float], seed: int) -> PredictedRow:
     updates = math.ceil(max(COMPLETIONS, STINTS * workers) / k)
     measured = simulate_timing(PACES[variant](k=k), workers, delay, updates, seed, slow)
     theory = update_time(variant, delay, workers, k, slow, simulate=workers <= MONTE_CARLO)
     seconds = theory.value if theory.exact else measured.mean_update_seconds
     known = None if math.isnan(theory.value) else theory.value
-    return Row(
+    return PredictedRow(
         variant=variant,
         k=k,
         update_seconds=seconds,
@@ -231,7 +231,7 @@ def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, f
     )
 
 
-def _theory_cell(row: Row) -> str:
+def _theory_cell(row: PredictedRow) -> str:
     if row.theory_seconds is not None:
         return f"{row.theory_seconds:.4g}"
     return f"{row.theory_low:.4g} to {'∞' if row.theory_high is None else format(row.theory_high, '.4g')}"
@@ -276,8 +276,8 @@ def _conclusions(
     delay: Delay,
     slow: dict[int, float],
     ageing: Ageing,
-    rows: list[Row],
-    synchronous: Row,
+    rows: list[PredictedRow],
+    synchronous: PredictedRow,
     exchange: float | None,
 ) -> list[str]:
     factors = [slow.get(worker, 1.0) for worker in range(workers)]
@@ -331,7 +331,7 @@ def _persistent_and_transient(update: float, slowest: float, mean: float) -> str
     return f"{line}: not waiting for the last ones helps more than evening out the workers."
 
 
-def _best(rows: list[Row]) -> Row:
+def _best(rows: list[PredictedRow]) -> PredictedRow:
     """The largest K that merges nearly the most reports per second: a larger K means less noise and less staleness."""
     most = max(row.reports_per_second for row in rows)
     near = [row for row in rows if row.reports_per_second >= (1 - NEARLY) * most]
@@ -354,11 +354,11 @@ def _on_exchanges(update: float, exchange: float | None, uniform: bool) -> str:
     return f"{gain}: averaging less often would gain next to nothing."
 
 
-def _ranking(workers: int, ageing: Ageing, rows: list[Row], unequal: bool) -> list[str]:
+def _ranking(workers: int, ageing: Ageing, rows: list[PredictedRow], unequal: bool) -> list[str]:
     """Whether cancelling beats waiting, from the computed times: never assumed from the law alone."""
     by_key = {(row.variant, row.k): row for row in rows}
-    wins: list[tuple[Row, Row]] = []
-    losses: list[tuple[Row, Row]] = []
+    wins: list[tuple[PredictedRow, PredictedRow]] = []
+    losses: list[tuple[PredictedRow, PredictedRow]] = []
     for row in rows:
         waiting = by_key.get(("k-async", row.k))
         if row.variant != "k-sync" or waiting is None:

@@ -20,7 +20,7 @@ from hemiola.contracts import Pace
 from hemiola.errors import InputError
 from hemiola.timing import arrays, events
 from hemiola.timing.delays import Delay, DelayStreams
-from hemiola.timing.events import LoggedUpdate, Timeline
+from hemiola.timing.events import LoggedUpdate, TimedRun
 
 BATCHES = 50  # the standard error comes from means over this many stretches of updates
 MANY = 64  # from this many reports an update on, bulk beats a heap
@@ -103,7 +103,7 @@ def simulate_timing(
     )
 
 
-def _race(pace: Pace, streams: DelayStreams, updates: int, log: bool) -> Timeline:
+def _race(pace: Pace, streams: DelayStreams, updates: int, log: bool) -> TimedRun:
     """Pick the fastest way that gives the same events."""
     plain = pace.fixed_k is not None and pace.late == "cancel" and (pace.cancels or pace.max_staleness is None)
     if log or not plain:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hemiola.contracts import Examples, Task
+from hemiola.contracts import Examples, TaskLike
 from hemiola.flat import FlatModel
 from hemiola.streams import torch_stream
 from hemiola.training.optimum import optimum
@@ -43,7 +43,7 @@ class Evaluator:
         train_examples: Evaluate on the first so many training examples only; None for all.
     """
 
-    def __init__(self, task: Task, train_examples: int | None = None):
+    def __init__(self, task: TaskLike, train_examples: int | None = None):
         self.task = task
         self.train_examples = min(train_examples or len(task.train), len(task.train))
         self.optimum = optimum(task) if task.convex else None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hemiola.cache import cache_folder, keep, kept
-from hemiola.contracts import Examples, Task
+from hemiola.contracts import Examples, TaskLike
 from hemiola.errors import InputError
 from hemiola.streams import torch_seed
 
@@ -21,7 +21,7 @@ _CHUNK = 8192
 _VERSION = 1
 
 
-def objective(task: Task, weights: Tensor, model: nn.Module | None = None) -> float:
+def objective(task: TaskLike, weights: Tensor, model: nn.Module | None = None) -> float:
     """The training objective, mean loss + (l2/2)||w||^2 over all parameters, in float64.
 
     Args:
@@ -33,7 +33,7 @@ def objective(task: Task, weights: Tensor, model: nn.Module | None = None) -> fl
     return _Objective(task, model).value(weights.detach().to(torch.float64))
 
 
-def optimum(task: Task) -> float:
+def optimum(task: TaskLike) -> float:
     """f* of a convex task.
 
     The result is kept under the cache folder (HEMIOLA_CACHE, else the platform's), named by a hash of the data, the
@@ -61,7 +61,7 @@ def optimum(task: Task) -> float:
 class _Objective:
     """Value and gradient of the objective at a vector of weights."""
 
-    def __init__(self, task: Task, model: nn.Module) -> None:
+    def __init__(self, task: TaskLike, model: nn.Module) -> None:
         self.task = task
         self.model = model
         self.kept: list[tuple[Tensor, Tensor]] = []
@@ -146,7 +146,7 @@ def _to_double(values: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- the cache
 
 
-def _fingerprint(task: Task, model: nn.Module) -> str:
+def _fingerprint(task: TaskLike, model: nn.Module) -> str:
     """A hash of everything f* depends on: the examples, l2, the model, and the losses themselves at two fixed weights.
 
     The last stands in for the code of model and loss, which cannot be hashed reliably.

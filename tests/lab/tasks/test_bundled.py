@@ -108,7 +108,7 @@ def test_impossible_options_are_refused(options, message):
 def test_default_lr_and_batch_learn(name):
     """Three passes of plain SGD with the defaults beat guessing by far: sensible means it works as it stands."""
     task = load_task(name)
-    assert isinstance(task, contracts.Task)
+    assert isinstance(task, contracts.TaskLike)
     torch.manual_seed(0)
     model = task.model()
     shuffle = np.random.default_rng(0)

@@ -104,7 +104,7 @@ def test_data_is_not_an_option():
 def test_own_task_with_options(module):
     module("own_a", OWN)
     task = load_task("own_a:line", {"points": 10, "lr": 0.25})
-    assert isinstance(task, contracts.Task)
+    assert isinstance(task, contracts.TaskLike)
     assert (len(task.train), task.lr) == (10, 0.25)
     assert load_task("own_a:any_option", {"points": 12}).train.labels().tolist() == [0] * 6 + [1] * 6
 

@@ -93,7 +93,7 @@ def test_impossible_parts_are_refused(changes, message):
 
 def test_a_task_fulfils_the_contract():
     task = make()
-    assert isinstance(task, contracts.Task)
+    assert isinstance(task, contracts.TaskLike)
     assert not task.noisy
     assert task.perturb(X, Y, torch.Generator()) == (X, Y)
     assert task.summarise(0.25) == 0.25

@@ -31,7 +31,7 @@ from torch import Tensor
 import hemiola
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.stints import Finished, StintRunner
-from hemiola.contracts import Directions, State, Stint, Task
+from hemiola.contracts import Directions, State, Stint, TaskLike
 from hemiola.errors import FailedElsewhere, InputError, told
 from hemiola.gradients.sketch import encode_rows
 from hemiola.optimizers import Optimizer
@@ -59,7 +59,7 @@ class Setup:
         deck: Whether all workers take batches from one deck, and their shards are all the same.
     """
 
-    task: Task
+    task: TaskLike
     shards: Sequence[np.ndarray]
     unit: int
     sketch: str | None

@@ -16,7 +16,7 @@ from torch import Tensor
 from hemiola.clusters.merging import together
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.sketch_cost import Charge
-from hemiola.clusters.simulated.timeline import Interval, Step, Timeline
+from hemiola.clusters.simulated.timeline import BetweenAveragings, Step, Timeline
 from hemiola.clusters.stints import StintRunner
 from hemiola.contracts import FOLLOWED, LINK, Clock, Report, Span, State, Stint, Update, Work
 from hemiola.timing.delays import DelayStreams
@@ -109,7 +109,7 @@ class ClockedCluster:
             ],
         )
 
-    def _compute(self, this: Interval) -> tuple[dict[int, Tensor], list[Report]]:
+    def _compute(self, this: BetweenAveragings) -> tuple[dict[int, Tensor], list[Report]]:
         """What every worker with steps in this averaging has found, and a report about it."""
         gathered: dict[int, Tensor] = {}
         losses: dict[int, list[float]] = {}
@@ -150,7 +150,7 @@ class ClockedCluster:
             weights = weights + self._mix * gathered[worker]
         return weights
 
-    def _remember(self, this: Interval, gathered: dict[int, Tensor]) -> None:
+    def _remember(self, this: BetweenAveragings, gathered: dict[int, Tensor]) -> None:
         """Keep what steps that are not computed yet will need of this interval."""
         if not bool(self._mix.any()):
             return

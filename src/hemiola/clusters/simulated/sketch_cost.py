@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from hemiola.cache import cache_folder, keep, kept
-from hemiola.contracts import State, Stint, Task
+from hemiola.contracts import State, Stint, TaskLike
 from hemiola.errors import InputError, nearest
 from hemiola.gradients.units import UnitGradients
 from hemiola.streams import torch_seed
@@ -87,7 +87,7 @@ def check_sketch_cost(cost: SketchCost) -> None:
 
 
 def charge_for(
-    cost: SketchCost, task: Task, sketch: str | None, unit: int, batch: int, rows: UnitGradients | None
+    cost: SketchCost, task: TaskLike, sketch: str | None, unit: int, batch: int, rows: UnitGradients | None
 ) -> Charge:
     """What this run's sketches cost.
 
@@ -122,7 +122,7 @@ def usual_factor(kind: str, whole: bool) -> float:
 # ------------------------------------------------------------------------------------------------------- measuring
 
 
-def measured_factor(task: Task, sketch: str, unit: int, batch: int) -> float:
+def measured_factor(task: TaskLike, sketch: str, unit: int, batch: int) -> float:
     """CPU time of a step with sketches over one without, rounded to `ROUNDING`; from the cache if it is known."""
     path = cache_folder() / "sketch-costs" / f"{_fingerprint(task, sketch, unit, batch)}.json"
     known = kept(path, "factor")
@@ -133,7 +133,9 @@ def measured_factor(task: Task, sketch: str, unit: int, batch: int) -> float:
     return known
 
 
-def measure(task: Task, sketch: str, unit: int, batch: int, clock: Callable[[], float] = time.process_time) -> float:
+def measure(
+    task: TaskLike, sketch: str, unit: int, batch: int, clock: Callable[[], float] = time.process_time
+) -> float:
     """Median over interleaved repetitions of the time of a step with sketches over that of a plain one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run
@@ -146,7 +148,7 @@ def measure(task: Task, sketch: str, unit: int, batch: int, clock: Callable[[], 
         torch.set_num_threads(threads)
 
 
-def _steps(task: Task, sketch: str, unit: int, batch: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _steps(task: TaskLike, sketch: str, unit: int, batch: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A local step without and one with sketches: read, forward, backward, optimizer."""
     indices = np.arange(min(batch, len(task.train)))
     weights = torch.full((len(indices),), 1 / len(indices))
@@ -192,7 +194,7 @@ def _ratio(plain: Callable[[], Any], sketched: Callable[[], Any], clock: Callabl
     return statistics.median(ratios)
 
 
-def _fingerprint(task: Task, sketch: str, unit: int, batch: int) -> str:
+def _fingerprint(task: TaskLike, sketch: str, unit: int, batch: int) -> str:
     """A hash of what the factor depends on: model, shapes of a batch, sketch, and torch; not the values of the data."""
     with torch.random.fork_rng(devices=[]):
         model = task.model()

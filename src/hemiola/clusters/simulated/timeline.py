@@ -34,7 +34,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Interval:
+class BetweenAveragings:
     """What one averaging holds.
 
     Attributes:
@@ -81,9 +81,9 @@ class Timeline:
         self._draws = [0] * delays.workers
         self._ends: list[tuple[float, int]] = []  # a heap
 
-    def next_averaging(self) -> Interval:
+    def next_averaging(self) -> BetweenAveragings:
         """Run the clock until the next mean arrives."""
-        sent: Interval | None = None
+        sent: BetweenAveragings | None = None
         arrives = float("inf")
         while True:
             if sent is None and self.now >= self._due and any(self.ended):
@@ -93,14 +93,14 @@ class Timeline:
             self._start_free()
             self._go_on_to(min(self._ends[0][0], arrives if sent is not None or not any(self.ended) else self._due))
 
-    def _snapshot(self) -> tuple[Interval, float]:
+    def _snapshot(self) -> tuple[BetweenAveragings, float]:
         """Begin an averaging; when it arrives."""
         steps, self.ended = self.ended, [[] for _ in self.ended]
         self._due = self.now + self.clock.every
         workers = self.delays.workers
         gathered = max(sum(self._sketch_bytes(step.stint) for step in mine) for mine in steps)
         seconds = self.link.ring_seconds(self.message, workers) + self.link.gather_seconds(gathered, workers)
-        return Interval(steps, self.now, gathered), self.now + seconds
+        return BetweenAveragings(steps, self.now, gathered), self.now + seconds
 
     def _go_on_to(self, time: float) -> None:
         self.now = time

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hemiola.clusters.torch.group import Place, gather, join, leave
-from hemiola.contracts import Task
+from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
 from hemiola.files import write_whole
 
@@ -63,7 +63,7 @@ class ClusterFacts:
         write_whole(path, "\n".join(["worker,step,step_seconds", *rows, ""]))
 
 
-def time_steps(task: Task, batch: int, steps: int = STEPS) -> list[float]:
+def time_steps(task: TaskLike, batch: int, steps: int = STEPS) -> list[float]:
     """Seconds of ordinary training steps of the task, one after the other, on this machine."""
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr)
@@ -78,7 +78,7 @@ def time_steps(task: Task, batch: int, steps: int = STEPS) -> list[float]:
     return found[WARM_UP:]
 
 
-def measure(task: Task, batch: int | None = None, timeout: float = 120.0) -> ClusterFacts | None:
+def measure(task: TaskLike, batch: int | None = None, timeout: float = 120.0) -> ClusterFacts | None:
     """Time steps here, and the link if torchrun has started several ranks; None on ranks other than 0."""
     place = Place.find()
     times = time_steps(task, batch or task.batch)

@@ -39,7 +39,7 @@ from hemiola.lab.report.log import number, table
 from hemiola.lab.report.read import Folder
 from hemiola.lab.report.rows import GROUPS, swept_keys
 from hemiola.lab.report.settings import command, described, reproduce
-from hemiola.lab.report.summary import DRAWN, POLICIES, RESULTS, Cell, Ended, RunSummary, Summary
+from hemiola.lab.report.summary import DRAWN, POLICIES, RESULTS, Ended, MeanOfSeeds, RunSummary, Summary
 from hemiola.lab.report.verdicts import BETTER, WORSE, Verdict, verdicts
 
 
@@ -179,7 +179,7 @@ def _run_head(summary: Summary, run: RunSummary) -> str:
     return f"{named(summary.folder.runs.index(run.name), run.name)}<small>{small}</small>"
 
 
-def _cell(summary: Summary, measure: str, cell: Cell) -> str:
+def _cell(summary: Summary, measure: str, cell: MeanOfSeeds) -> str:
     if math.isnan(cell.mean):
         return ""
     mean, deviation = summary.shown(measure, cell)

@@ -26,7 +26,7 @@ DRAWN = 20
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeanOfSeeds:
     """One measure of one run: the mean and the sample standard deviation over the seeds that finished.
 
     Attributes:
@@ -53,13 +53,13 @@ class Ended:
 
     point: Point
     counts: Mapping[str, int]
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, MeanOfSeeds]
     rows: Mapping[str, Row]
     curves: Mapping[str, SeedCurve]
     diverged: tuple[str, ...]
 
     @property
-    def final(self) -> Cell:
+    def final(self) -> MeanOfSeeds:
         """The objective over the last few evaluations of each seed: what runs and points of the sweep are judged by."""
         return _cell([curve.final for curve in self.curves.values()])
 
@@ -163,7 +163,7 @@ class Summary:
         unit = self.unit(measure)[1]
         return words.measure_name(measure, self.task) + (f" ({unit})" if unit else "")
 
-    def shown(self, measure: str, cell: Cell) -> tuple[str, str]:
+    def shown(self, measure: str, cell: MeanOfSeeds) -> tuple[str, str]:
         """A cell in its column's unit: (mean, deviation), the deviation empty where there is none."""
         unit = self.unit(measure)[0]
         return words.with_deviation(cell.mean / unit, cell.deviation / unit)
@@ -236,16 +236,16 @@ def _ended(folder: Folder, run: str, point: Point, objective: str) -> Ended:
     return Ended(point, counts, cells, rows, seed_curves(folder, run, point, objective), diverged)
 
 
-def _cell(values: Sequence[float]) -> Cell:
+def _cell(values: Sequence[float]) -> MeanOfSeeds:
     if not values or not all(map(math.isfinite, values)):
-        return Cell(math.nan, math.nan)
+        return MeanOfSeeds(math.nan, math.nan)
     count = len(values)
     mean = math.fsum(value / count for value in values)
     try:
         squares = math.fsum((value - mean) ** 2 for value in values)
     except OverflowError:
-        return Cell(math.nan, math.nan)
-    return Cell(mean, math.sqrt(squares / (count - 1)) if count > 1 else math.nan)
+        return MeanOfSeeds(math.nan, math.nan)
+    return MeanOfSeeds(mean, math.sqrt(squares / (count - 1)) if count > 1 else math.nan)
 
 
 def _direction(measure: str, folder: Folder) -> int:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hemiola.lab.report import conclusion, words
-from hemiola.lab.report.summary import Cell, RunSummary, Summary
+from hemiola.lab.report.summary import MeanOfSeeds, RunSummary, Summary
 from hemiola.lab.report.verdicts import BETTER, WORSE, Verdict, verdicts
 
 
@@ -74,7 +74,7 @@ def _head(run: RunSummary) -> Text:
     return head.append(f" ({', '.join(detail)})", style="dim") if detail else head
 
 
-def _cell(summary: Summary, measure: str, cell: Cell) -> Text:
+def _cell(summary: Summary, measure: str, cell: MeanOfSeeds) -> Text:
     mean, deviation = summary.shown(measure, cell)
     text = Text(mean + ("*" if cell.best else ""), style="bold" if cell.best else "")
     return text.append(f" ±{deviation}", style="dim") if deviation else text

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hemiola.contracts import Task
+from hemiola.contracts import TaskLike
 from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Experiment
 from hemiola.lab.reproduce.functions import Found, Parts, _row
@@ -81,7 +81,7 @@ def run_norms(given: dict[str, Any], data: Path | None) -> list[float]:
     return found
 
 
-def square_norm(task: Task, weights: torch.Tensor) -> float:
+def square_norm(task: TaskLike, weights: torch.Tensor) -> float:
     """||grad f||^2 of the objective over the whole training set at these weights."""
     flat = FlatModel(task.model())
     flat.load(weights)

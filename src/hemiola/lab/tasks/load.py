@@ -113,7 +113,7 @@ def describe_tasks() -> list[TaskRecord]:
 
 def load_task(
     name: str, options: Mapping[str, Any] | None = None, data: Path | None = None, base: Path | None = None
-) -> contracts.Task:
+) -> contracts.TaskLike:
     """Make a reference task, or a user's own.
 
     Args:
@@ -146,13 +146,13 @@ def _arguments(make: Callable[..., Any], options: Mapping[str, Any], data: Path 
     return {**checked, "data": data} if "data" in option_names(make) else checked
 
 
-def checked_task(task: Any, what: str) -> contracts.Task:
+def checked_task(task: Any, what: str) -> contracts.TaskLike:
     """Try an own task on two examples, so that a mistake shows before a run starts rather than in the middle of one."""
     if inspect.isclass(task):
         raise InputError(
             f"{what}: {task.__name__} is a class, and an object is meant; make one, as in {task.__name__}()"
         )
-    if not isinstance(task, contracts.Task):
+    if not isinstance(task, contracts.TaskLike):
         raise InputError(f"{what} must be a hemiola.Task, got {type(task).__name__}{_first_missing(task)}")
     count = min(2, len(task.train))
     with (
@@ -174,6 +174,6 @@ def checked_task(task: Any, what: str) -> contracts.Task:
 def _first_missing(task: object) -> str:
     """What an object that was meant for a task lacks, if it has something of one."""
     present = set(dir(task))
-    written = members(contracts.Task)
+    written = members(contracts.TaskLike)
     missing = [member for member in written if member not in present]
     return f", which lacks {written[missing[0]]}" if missing and len(missing) < len(written) else ""

@@ -29,7 +29,7 @@ Data: TypeAlias = Examples | Dataset[Any] | tuple[Tensor, Tensor]
 
 
 class Task:
-    """A `hemiola.contracts.Task` made of functions and tensors.
+    """A `hemiola.contracts.TaskLike` made of functions and tensors.
 
     Args:
         name: What the report calls it.
