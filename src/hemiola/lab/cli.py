@@ -101,17 +101,26 @@ def resume(
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("hemiola-demo"),
     jobs: JobsOption = None,
-    debug: DebugOption = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="A small version on real processes of this machine instead.")
+    ] = False,
 ) -> None:
-    """Compare the ordinary way with each policy and all three, on real data, in a minute."""
-    from importlib.resources import as_file, files
+    """Three troubles and their cures, then everything together, on real data: a minute of computing."""
+    typer.echo("handwritten digits (real data), softmax regression, real gradients, workers under a virtual clock")
+    from hemiola.lab.demo.scenes import play, play_real
+    from hemiola.lab.progress import Display
 
-    from hemiola.lab.experiment import Experiment
+    console = _console()
 
-    with as_file(files("hemiola.lab") / "demo.toml") as file:
-        experiment = Experiment.load(file)
-    with _tracebacks(debug):
-        _run_and_show(experiment, out, None, jobs, True, debug)
+    def say(line: str) -> None:
+        console.print(line)
+
+    def display() -> Display:
+        return Display(console if console.is_terminal else None)
+
+    if not (play_real(out, say, display) if real else play(out, jobs, say, display)):
+        typer.echo(f"hemiola: stopped; go on with: {shlex.join(['hemiola', 'demo', '--out', str(out)])}", err=True)
+        raise typer.Exit(130)
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""The demo: three troubles with their cures, then all of them at once."""
