@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench reproduce clean
+.PHONY: demo test lint bench docs reproduce clean
 
 demo: .venv/.installed
 	$(BIN)/hemiola demo --out out/demo
@@ -21,6 +21,10 @@ lint: .venv/.installed-dev
 # The quick version of every published claim; those whose data are not in HEMIOLA_DATA are left out, with a line each.
 reproduce: .venv/.installed
 	$(BIN)/hemiola reproduce all --quick --resume --out out/reproduce
+
+# The documentation site, in out/site.
+docs: .venv/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/run.py

@@ -26,7 +26,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -249,6 +249,11 @@ class Arrivals:
 # must have every member but those in `CAPABILITIES`, see `hemiola.own`.
 
 
+def _shown(policy: object) -> str:
+    """A policy as it was made: ``CDGraB(sketch='fold:64')``."""
+    return f"{type(policy).__name__}({getattr(policy, '_given', '')})"
+
+
 class Policy(Protocol):
     """What all policies have: a kind, numbers for the log, and a state.
 
@@ -263,10 +268,18 @@ class Policy(Protocol):
     version: ClassVar[int] = 1
     saved: ClassVar[tuple[str, ...]] = ()
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        given = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
+        object.__setattr__(made, "_given", ", ".join(given))
+        return made
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "kind" not in vars(cls):
             cls.kind = cls.__name__
+        if cls.__repr__ is object.__repr__:
+            cls.__repr__ = _shown  # type: ignore[method-assign]
 
     def telemetry(self) -> State:
         """Numbers for the log; those that the report draws are named below."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hemiola.lab.experiment import Experiment
+    from hemiola.lab.report.summary import Summary
 
 app = typer.Typer(
     help="Data-parallel PyTorch training whose order, period and pace measure and adapt.",
@@ -40,6 +41,7 @@ DebugOption = Annotated[bool, typer.Option("--debug", help="Show whole traceback
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _version(wanted: bool) -> None:
@@ -62,13 +64,19 @@ def _common(
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="The experiment file (TOML).")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for results.csv, log.jsonl and report.html.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for results.csv, log.jsonl and report.html.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the file.")
     ] = None,
     jobs: JobsOption = None,
     data: DataOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder already holds.")] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would run, and about how long; nothing is written.")
+    ] = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Run every run x sweep point x seed of an experiment file and compare them."""
@@ -76,7 +84,12 @@ def run(
 
     with _tracebacks(debug):
         experiment = Experiment.load(file, dict(parse_change(change) for change in changes or []))
-        _run_and_show(experiment, out, data, jobs, resume, debug)
+        if dry:
+            _show_dry_run(experiment, data, jobs, as_json)
+            return
+        if out is None:
+            raise InputError("give --out DIR, a folder for the results; or --dry-run to see what would run")
+        _run_and_show(experiment, out, data, jobs, resume, debug, as_json)
 
 
 @app.command()
@@ -133,10 +146,14 @@ def report(
         list[Path] | None,
         typer.Option("--figure", help="Write one figure to this file, e.g. loss-vs-seconds.svg, not the page."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what it says as JSON, and write nothing.")] = False,
 ) -> None:
     """Write report.html again, or single figures (PNG, SVG, PDF) for papers and slides."""
-    from hemiola.lab.report import write_figure, write_report
+    from hemiola.lab.report import summary_of, write_figure, write_report
 
+    if as_json:
+        _print_json(summary_of(folders))
+        return
     if not figure:
         if len(folders) > 1 and out is None:
             raise InputError("a report of several folders belongs to none of them; give --out FILE")
@@ -281,8 +298,42 @@ def _tracebacks(wanted: bool) -> Iterator[None]:
         raise
 
 
+def _print_json(summary: Summary) -> None:
+    import json
+
+    from hemiola.lab.report.plain import as_json
+
+    typer.echo(json.dumps(as_json(summary), indent=1, allow_nan=False))
+
+
+def _show_dry_run(experiment: Experiment, data: Path | None, jobs: int | None, as_json: bool) -> None:
+    """What would run, and about how long it would take."""
+    from hemiola.lab.dry_run import dry_run
+
+    found = dry_run(experiment, data, jobs)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.as_json(), indent=1))
+        return
+    for run in found.runs:
+        each = "as long as it takes: its cluster is real" if run.seconds is None else f"about {run.seconds:.1f} s each"
+        typer.echo(f"{run.run}: {run.cells} {'part' if run.cells == 1 else 'parts'}, {each}")
+    total = sum(run.cells for run in found.runs)
+    if found.seconds is None:
+        typer.echo(f"{total} parts in all")
+    else:
+        typer.echo(f"{total} parts in all, about {found.seconds:.0f} s with {found.jobs} side by side")
+
+
 def _run_and_show(
-    experiment: Experiment, out: Path, data: Path | None, jobs: int | None, resume: bool, debug: bool
+    experiment: Experiment,
+    out: Path,
+    data: Path | None,
+    jobs: int | None,
+    resume: bool,
+    debug: bool,
+    as_json: bool = False,
 ) -> None:
     """Run, write the report, print the table; say what is left to do when it was interrupted."""
     from hemiola.lab.execute import run_experiment
@@ -291,12 +342,15 @@ def _run_and_show(
     from hemiola.lab.report.terminal import tell
 
     console = _console()
-    outcome = run_experiment(experiment, out, data, jobs, resume, Display(console))
+    outcome = run_experiment(experiment, out, data, jobs, resume, Display(None if as_json else console))
     if outcome.finished:
         summary = summary_of(out)
         page = write_page(summary, out / "report.html")
-        tell(summary, console)
-        console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", soft_wrap=True)
+        if as_json:
+            _print_json(summary)
+        else:
+            tell(summary, console)
+            console.print(f"\nresults: {out / 'results.csv'}\nreport:  {page}", soft_wrap=True)
     for failure in outcome.failed:
         if debug and failure.trace:
             typer.echo(failure.trace, err=True)

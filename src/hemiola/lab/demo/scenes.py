@@ -42,7 +42,7 @@ class Scene:
 
 
 def _order(summary: Summary) -> list[str]:
-    return [_said("CD-GraB ends {} closer to the optimum than a random order", end_gain(summary, "CD-GraB"))]
+    return [_said("CD-GraB ends {} closer to the optimum", end_gain(summary, "CD-GraB"))]
 
 
 def _period(summary: Summary) -> list[str]:
@@ -54,15 +54,14 @@ def _pace(summary: Summary) -> list[str]:
 
 
 def _together(summary: Summary) -> list[str]:
-    others = [run.name for run in summary.runs[1:] if run.name != "everything"]
-    return [_sooner(summary, run) for run in [*others, "everything"]]
+    return [_sooner(summary, run.name) for run in summary.runs[1:]]
 
 
 def _sooner(summary: Summary, run: str) -> str:
     target = ordinary_end(summary)
     gain = cost_gain(summary, run, "seconds", target)
     if gain is None:
-        return f"{run} does not reach {words.level(target)}, the ordinary run's gap, in the same time"
+        return f"{run} does not reach a gap of {words.level(target)} in that time"
     return _said(f"{run} reaches a gap of {words.level(target)} {{}} sooner", gain)
 
 
@@ -88,9 +87,9 @@ def headline(summary: Summary) -> str:
 
 
 SCENES = (
-    Scene("order", "even workers and a fast link; what is left is the order of the examples", _order),
+    Scene("order", "even workers, a fast link: what is left is the order", _order),
     Scene("period", "a slow link: an exchange takes as long as fourteen steps", _period),
-    Scene("pace", "stragglers: the slowest of 16 workers takes three times as long as the average one", _pace),
+    Scene("pace", "stragglers: the slowest of 16 workers takes three times the mean", _pace),
     Scene("together", "stragglers and a slow link at once", _together),
 )
 
@@ -128,15 +127,13 @@ def play(
         f"Every run at its own learning rate, {len(told.runs[0].best.curves)} paired seeds, intervals of 95 %, "
         f"simulated cluster seconds; {time.monotonic() - began:.0f} s of computing."
     )
-    say(f"\nreport: {page} (the last scene; the others are beside it, one folder each)")
+    say(f"\nreport: {page} (the last scene; the others have folders beside it)")
     return True
 
 
 def play_real(out: Path, say: Say, display: Callable[[], Display]) -> bool:
     """A small version on real processes: two workers over torch.distributed on this machine, one of them slow."""
-    say(
-        "\non real processes of this machine (torch.distributed, gloo): 2 workers whose steps straggle, measured seconds"
-    )
+    say("\non real processes of this machine (torch.distributed): 2 workers whose steps straggle, measured seconds")
     summary = _run("real", out / "real", 1, display, None)
     if summary is None:
         return False
