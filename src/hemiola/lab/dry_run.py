@@ -18,7 +18,7 @@ PROBE_SECONDS = 0.4  # of a run's updates; at least one
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ProbedRun:
     """What one run of the file would be.
 
     Attributes:
@@ -42,7 +42,7 @@ class DryRun:
         seconds: About how long all of it takes; None where a run's own is not known.
     """
 
-    runs: tuple[Estimate, ...]
+    runs: tuple[ProbedRun, ...]
     jobs: int
     seconds: float | None
 
@@ -57,7 +57,7 @@ def dry_run(experiment: Experiment, data: Path | None, jobs: int | None) -> DryR
     found: dict[str, list[Cell]] = {}
     for cell in experiment.cells:
         found.setdefault(cell.run, []).append(cell)
-    runs = tuple(Estimate(run, len(cells), _seconds(cells[0], data)) for run, cells in found.items())
+    runs = tuple(ProbedRun(run, len(cells), _seconds(cells[0], data)) for run, cells in found.items())
     each = [run.seconds for run in runs for _ in range(run.cells)]
     known = [seconds for seconds in each if seconds is not None]
     total = sum(known) / min(side_by_side, len(each)) if len(known) == len(each) else None
