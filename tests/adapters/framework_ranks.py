@@ -160,12 +160,65 @@ def with_transformers(folder):
     return {"whole": run(), "resumed": run(str(folder / "trainer" / "checkpoint-9"))}
 
 
+def with_defaults(folder):
+    """The frameworks as they come, given a loader with a sampler of ours instead of the adapter."""
+    import lightning as L
+    from accelerate import Accelerator
+    from transformers import Trainer, TrainingArguments
+
+    class Sampled(Trainer):
+        def _get_train_sampler(self, *args):
+            return hemiola.OrderedSampler(self.train_dataset)
+
+    class Module(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, number):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": False, "default_root_dir": folder, "max_epochs": 1}
+
+    def loader():
+        data = Numbered()
+        return DataLoader(data, batch_size=4, sampler=hemiola.OrderedSampler(data))
+
+    def lightning():
+        L.Trainer(accelerator="cpu", devices=2, strategy="ddp", **quiet).fit(Module(), loader())
+
+    def fabric():
+        parts = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+        parts.launch()
+        list(parts.setup_dataloaders(loader()))
+
+    def accelerate():
+        list(Accelerator(cpu=True).prepare(loader()))
+
+    def trainer():
+        options = {"output_dir": str(folder / "defaults"), "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        arguments = TrainingArguments(per_device_train_batch_size=4, num_train_epochs=1, save_strategy="no", **options)
+        Sampled(model=Labelled(), args=arguments, train_dataset=Pairs()).train()
+
+    said = {}
+    for framework in (accelerate, trainer, fabric, lightning):
+        try:
+            framework()
+        except hemiola.InputError as error:
+            said[framework.__name__] = str(error)
+    return said
+
+
 def main():
     folder = Path(sys.argv[1])
     torch.distributed.init_process_group("gloo")
     warnings.simplefilter("ignore")
     warnings.simplefilter("error", hemiola.SamplerWarning)
-    for scenario in (with_accelerate, with_transformers, with_lightning):
+    for scenario in (with_accelerate, with_transformers, with_defaults, with_lightning):
         found = scenario(folder)
         torch.save(found, folder / f"{scenario.__name__}-{torch.distributed.get_rank()}.pt")
         torch.distributed.barrier()

@@ -89,3 +89,9 @@ def test_the_trainer_deals_averages_and_resumes(ranks):
         assert sorted(mine["visited"][:12]) == sorted(theirs["visited"][36:48])
     assert same([each["weights"] for each in whole])
     assert same([each["weights"] for each in resumed])
+
+
+@pytest.mark.parametrize("framework", ["lightning", "fabric", "accelerate", "trainer"])
+def test_a_framework_that_would_shard_the_sampler_again_is_an_error_at_once(ranks, framework):
+    for said in ranks("defaults"):
+        assert "to 2 ranks once more" in said[framework]

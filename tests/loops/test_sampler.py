@@ -7,6 +7,7 @@ import logging
 import pickle
 import subprocess
 import sys
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 from hemiola.errors import InputError, SamplerWarning
 from hemiola.loops.deal import deal
@@ -356,3 +357,25 @@ for _ in range(20):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_framework_that_shards_the_sampler_again_is_an_error_at_once() -> None:
+    """With the frameworks' own samplers, as they wrap one they do not know."""
+    from accelerate.data_loader import BatchSamplerShard
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    sampler = OrderedSampler(range(12), num_replicas=2, rank=0)
+    shard = BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False), num_processes=2, process_index=0)
+    with pytest.raises(InputError, match=r"accelerate's BatchSamplerShard deals .* to 2 ranks once more.*hemiola\.acc"):
+        list(shard)
+    with pytest.raises(InputError, match=r"lightning's DistributedSamplerWrapper deals .* 2 ranks.*hemiola\.lightning"):
+        list(DistributedSamplerWrapper(sampler, num_replicas=2, rank=0))
+    alone = BatchSamplerShard(BatchSampler(sampler, 2, drop_last=False), num_processes=1, process_index=0)
+    assert len(list(chain(*alone))) == 6
+
+
+def test_a_model_that_trains_on_one_of_several_ranks_without_its_sampler_is_an_error_at_once() -> None:
+    data, model = make()
+    sampler = OrderedSampler(data, "rr", num_replicas=2, rank=1)
+    with sampler.watch(model), pytest.raises(InputError, match=r"rank 1 of 2 trains .* nothing was drawn"):
+        Loop(None, data, model).epoch()

@@ -137,6 +137,11 @@ class Following:
             return Claim(batch.epoch, examples, batch=batch)
         return Claim(batch.epoch, examples, batch.rows[rows], batch)
 
+    @property
+    def explicit(self) -> bool:
+        """Whether the loop itself says which examples come."""
+        return self._tracker.last is not None and self._tracker.last.explicit
+
     def places(self, claim: Claim) -> np.ndarray:
         """The claim's places, as far as they can be told."""
         if claim.counted:

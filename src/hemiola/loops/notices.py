@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import sys
 import warnings
+from types import FrameType
 
 from torch import nn
+from torch.utils.data import Sampler
 
-from hemiola.errors import SamplerWarning
+from hemiola.errors import InputError, SamplerWarning
 from hemiola.loops.epoch import Epoch
 from hemiola.loops.watch import Watch
 
 TRACK = "`for batch in sampler.track(loader)` knows examples by their numbers instead"
 SHARDED = "tell it not to (Lightning: use_distributed_sampler=False; Accelerate: do not prepare the loader)"
+ADAPTERS = (
+    "Use the adapter: hemiola.lightning.Ordered (Lightning; without it use_distributed_sampler=False), "
+    "hemiola.accelerate.ordered (Accelerate; without it do not prepare the loader), hemiola.transformers.OrderedMixin"
+)
 
 
 class Notices:
@@ -33,6 +39,13 @@ class Notices:
             warnings.warn(text, SamplerWarning, stacklevel=4)
 
     # -------------------------------------------------------------------------------------------- as it happens
+
+    def replaced(self, ranks: int) -> None:
+        """A model is trained on one of several ranks, and nothing was ever drawn from its sampler."""
+        raise InputError(
+            f"rank {self._rank} of {ranks} trains the watched model, but nothing was drawn from its sampler: another "
+            f"one has taken its place. {ADAPTERS}"
+        )
 
     def surplus(self, epoch: Epoch) -> None:
         self.say(
@@ -162,3 +175,30 @@ def who_draws() -> tuple[str | None, bool]:
             break
         frame = frame.f_back
     return foreign, False
+
+
+def refuse_sharding(sampler: Sampler[int]) -> None:
+    """Raise if the iterator that is asked for will be dealt to several ranks once more, by a framework's own sampler.
+
+    Lightning and Fabric wrap samplers they do not know into a DistributedSampler, Accelerate and the Trainer deal whole
+    batches of them. Either way examples would be missing, or learnt on the wrong rank.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(24):
+        if frame is None:
+            return
+        drawer = frame.f_locals.get("self")
+        if isinstance(drawer, Sampler) and drawer is not sampler:
+            ranks = max(_count(drawer, "num_replicas"), _count(drawer, "num_processes"))
+            if ranks > 1:
+                name = f"{type(drawer).__module__.partition('.')[0]}'s {type(drawer).__name__}"
+                raise InputError(
+                    f"{name} deals what this sampler hands out to {ranks} ranks once more, but the sampler deals to "
+                    f"ranks itself. {ADAPTERS}"
+                )
+        frame = frame.f_back
+
+
+def _count(drawer: object, name: str) -> int:
+    found = getattr(drawer, name, 1)
+    return found if isinstance(found, int) else 1

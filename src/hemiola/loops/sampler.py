@@ -38,7 +38,7 @@ from hemiola.loops.deck import Counters, DeckEpoch, DeckRows
 from hemiola.loops.epoch import Claim, Epoch, IndexIterator
 from hemiola.loops.following import Following
 from hemiola.loops.identity import track
-from hemiola.loops.notices import Notices, who_draws
+from hemiola.loops.notices import Notices, refuse_sharding, who_draws
 from hemiola.loops.rows import RowExchange
 from hemiola.loops.tally import Tally
 from hemiola.loops.telemetry import Log, Logs
@@ -120,6 +120,7 @@ class OrderedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Start the next epoch, or go on with one that was loaded or not trained on; an evaluation starts nothing."""
         # Not a generator: what an iterator means is decided when the loop asks for it, not when it first draws.
+        refuse_sharding(self)
         self._following.asked_in_eval = self._following.evaluating()
         if self._following.asked_in_eval:
             if self._following.untried():
@@ -351,6 +352,8 @@ class OrderedSampler(Sampler[int]):
     def claim(self, given: list[Tensor]) -> Claim:
         """Called by the watch: which examples is this forward pass given?"""
         assert self._watch is not None
+        if self._ranks > 1 and self._drawing is None and self._now.issued == 0 and not self._following.explicit:
+            self._notices.replaced(self._ranks)
         return self._following.claim(given, self._watch.pending)
 
     def fits_units(self, claim: Claim) -> bool:
