@@ -110,6 +110,7 @@ class Report:
         seconds: Cluster time from reading the weights to the report's arrival.
         loss: Mean training loss over the stint's batches.
         sketches: For each batch a (units, k) tensor, one row a unit, or None where the order did not want them.
+        compute: Seconds of ``seconds`` in which its local steps were computed.
     """
 
     stint: Stint
@@ -117,6 +118,7 @@ class Report:
     seconds: float
     loss: float
     sketches: tuple[Tensor | None, ...]
+    compute: float = 0.0
 
 
 class Span(NamedTuple):

@@ -92,8 +92,12 @@ class Plan:
 
     @property
     def lockstep(self) -> bool:
-        """Whether every update waits for exactly one report of every worker; known once ``pace.begin`` was called."""
-        return self.pace.lockstep and self.period.clock is None
+        """Whether all workers go through their units side by side; known once ``pace.begin`` was called.
+
+        Every update waits for exactly one report of every worker, and reports are equally long, or of one deck.
+        """
+        alike = self.deck or self.exchange.balance == "none"
+        return self.pace.lockstep and self.period.clock is None and alike
 
 
 def check_policies(period: Period, pace: Pace, exchange: Exchange) -> None:
@@ -107,6 +111,8 @@ def check_policies(period: Period, pace: Pace, exchange: Exchange) -> None:
         raise InputError("where averagings follow the clock nobody is waited for; leave the pace as it is by default")
     if exchange.overlap != 0:
         raise InputError(f"overlap = {exchange.overlap!r}: averagings that follow the clock always overlap; leave it 0")
+    if exchange.balance != "none" or exchange.weigh is not None:
+        raise InputError("by the clock every worker gives what it has found: leave balance and weigh out")
     if exchange.momentum != "local":
         raise InputError(f"momentum = {exchange.momentum!r} needs workers that meet; by the clock, leave it 'local'")
 

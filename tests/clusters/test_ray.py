@@ -121,7 +121,7 @@ MOMENTUM = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
         {"period": {"name": "constant", "p": 2, "momentum": "reset"}, "optimizer": {"name": "Adam", "lr": 0.01}},
         {"period": {"name": "full", "wire": "int4"}, "optimizer": MOMENTUM},
         {"period": {"name": "full", "quantise": 8}},
-        {"pace": "k-async", "period": {"name": "constant", "p": 4, "wire": "bf16"}},
+        {"pace": "k-async", "period": {"name": "constant", "p": 4, "wire": "bf16", "weigh": "work"}},
         {"task": {"name": "digits-mlp", "hidden": [16], "input_noise": 0.3, "label_noise": 0.1}},
     ],
     ids=lambda experiment: "-".join(str(value) for value in experiment.values())[:60] or "full",

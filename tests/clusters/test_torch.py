@@ -69,6 +69,7 @@ SAME = {
     "units of two, int8 sketches": SMALL
     | constant()
     | {"order": {"name": "cd-grab", "unit": 2, "sketch": "fold:8:int8"}},
+    "reports count by their work": SMALL | constant(weigh="work"),
     "CD-GraB and ADPSGD on digits": DIGITS | {"workers": 4},
 }
 ALIKE = {
@@ -77,12 +78,19 @@ ALIKE = {
 } | {"qsgd": SMALL | {"period": {"name": "full", "quantise": 8}}}
 GHOST = SMALL | constant(wire="int8") | {"order": {"name": "cd-grab", "sketch": "ghost:2:8"}, "stop": {"epochs": 5}}
 
+BALANCED = (
+    SMALL
+    | constant(balance="speed")
+    | {"shards": {"deal": "deck"}, "cluster": TORCH | {"delay": "constant(0.01)", "slow": {"3": 3.0}}}
+)
+
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory):
     """Everything that is trained on four ranks, in one group of processes."""
     folder = tmp_path_factory.mktemp("four")
     jobs = {name: Job(given) for name, given in (SAME | ALIKE | {"ghost": GHOST}).items()}
+    jobs["balanced"] = Job(BALANCED)
     jobs["ghost, stopped"] = Job(GHOST, folder, stop_at=3)
     jobs["ghost, resumed"] = Job(GHOST, folder)
     found = train_on_ranks(list(jobs.values()), 4, folder / "rendezvous")
@@ -124,6 +132,9 @@ class TestFourRanks:
         assert len(ranks) == len(workers) > 0
         for mine, expected in zip(ranks, workers, strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-3, atol=2e-5)
+
+    def test_stints_by_measured_speed_visit_every_unit_once_an_epoch(self, four) -> None:
+        assert [set(counts) for counts in four["balanced"][0].counts["used"]] == [{2}]
 
     def test_narrow_wires_send_less_and_learn_as_much(self, four) -> None:
         sent = {wire: four[wire][0].log[-1]["bytes_per_worker"] for wire in ALIKE}

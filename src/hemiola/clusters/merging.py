@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,17 +12,34 @@ import torch
 from torch import Tensor
 
 from hemiola.contracts import Pace, Stint, Work
+from hemiola.wire.exchange import Weigh
 
 
-def shares(work: Work, pace: Pace, version: int, stints: Sequence[Stint]) -> list[float]:
-    """What each stint's change is multiplied with: the pace's weight over the number of reports."""
+def shares(work: Work, pace: Pace, version: int, stints: Sequence[Stint], weigh: Weigh) -> list[float]:
+    """What each stint's change is multiplied with: the pace's weight, times what it counts, over how many there are."""
     factors = []
-    for stint in stints:
+    for stint, counts in zip(stints, relative_weights(stints, weigh), strict=True):
         distance = 0.0
         if pace.needs_distance:
             distance = float((work.read(version) - work.read(stint.version)).square().sum())
-        factors.append(pace.weight(version - stint.version, distance) / len(stints))
+        factors.append(pace.weight(version - stint.version, distance) * counts / len(stints))
     return factors
+
+
+def relative_weights(stints: Sequence[Stint], weigh: Weigh) -> list[float]:
+    """What each stint counts, 1 on average."""
+    if weigh == "work":
+        work = [units_of(stint) for stint in stints]
+        return [units * len(stints) / sum(work) for units in work]
+    if weigh == "workers":
+        often = Counter(stint.worker for stint in stints)
+        return [len(stints) / (len(often) * often[stint.worker]) for stint in stints]
+    return [1.0] * len(stints)
+
+
+def units_of(stint: Stint) -> int:
+    """How many units a stint visits."""
+    return sum(len(batch.units) for batch in stint.batches)
 
 
 def weighted_sum(rows: Sequence[Tensor], factors: Sequence[float], out: Tensor | None = None) -> Tensor:

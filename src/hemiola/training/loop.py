@@ -26,9 +26,10 @@ from hemiola.training.directions import DirectionFinder, wants_ghosts
 from hemiola.training.evaluation import Evaluator
 from hemiola.training.ledger import Ledger
 from hemiola.training.queues import Queues
+from hemiola.training.speeds import Speeds
 from hemiola.training.windows import Windows
 
-KIND, VERSION = "hemiola-training", 6
+KIND, VERSION = "hemiola-training", 7
 LABELS = 100  # more labels than this are not told apart in the log
 HOPELESS = 10  # reports a worker, all of them not finite and nothing else in between: the run has diverged
 
@@ -75,6 +76,7 @@ class Training:
         self.lockstep = plan.lockstep
         plan.order.begin(self.sizes, plan.seed, self.lockstep)
         self.queues = self._dealer(plan.batch // unit)
+        self.speeds = Speeds(self.workers)
         self.ledger = Ledger(self.sizes, self.workers)
         self.windows = Windows(self.workers)
         seed_torch("model", plan.seed)
@@ -132,6 +134,7 @@ class Training:
     def _apply(self, update: Update) -> None:
         """Turn a merged update into the next version of the weights, and tell the policies."""
         self.ledger.record(update)
+        self.speeds.note(update.reports)
         self.windows.note(update.spans)
         if update.change is None:
             self._stay(update)
@@ -258,6 +261,8 @@ class Training:
         """The next stint of a worker; None while it rests."""
         progress = self._progress_of(worker)
         steps = self.plan.period.length(self.plan.optimizer.rate(progress), progress)
+        if self.plan.exchange.balance == "speed":
+            steps = self.speeds.length(worker, steps)
         batches = self.queues.take(worker, steps)
         if not batches:
             return None
@@ -411,6 +416,7 @@ class Training:
             "pace": self.plan.pace.state_dict(),
             "queues": self.queues.state_dict(),
             "ledger": self.ledger.state_dict(),
+            "speeds": self.speeds.state_dict(),
             "windows": self.windows.state_dict(),
             "ks": [self._last_k, list(self._ks)],
             "cluster": self.cluster.state_dict(),
@@ -443,6 +449,7 @@ class Training:
         self.plan.pace.load_state_dict(state["pace"])
         self.queues.load_state_dict(state["queues"])
         self.ledger.load_state_dict(state["ledger"])
+        self.speeds.load_state_dict(state["speeds"])
         self.windows.load_state_dict(state["windows"])
         self._last_k, self._ks = state["ks"][0], list(state["ks"][1])
         self.cluster.load_state_dict(state["cluster"])

@@ -32,6 +32,7 @@ def redeal(state: State, training: Training) -> State:
             "pace": training.plan.pace.state_dict(),
             "cluster": _redeal_cluster(state["cluster"], training.workers),
             "stints_given": [max(state["stints_given"])] * training.workers,
+            "speeds": training.speeds.state_dict(),
         }
         | dealt
     )

@@ -1,4 +1,4 @@
-"""How an averaging travels, whatever the period: wire, error feedback, momentum, overlap."""
+"""How an averaging travels, whatever the period: wire, error feedback, momentum, overlap, what each report counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 from hemiola.errors import InputError
 from hemiola.options import one_of, whole
 from hemiola.wire.codec import WIRES, Codec, quantiser
+
+Weigh = Literal["reports", "work", "workers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,10 @@ class Exchange:
             weights, or ``"reset"``.
         overlap: Local steps taken while the averaging is under way: a number, or ``"auto"`` for as many as the transfer
             lasts. Every delayed step costs some loss.
+        balance: ``"speed"`` makes the stints of slower workers shorter, so that all arrive together.
+        weigh: What a report counts in an update: as every other (``"reports"``), by its examples (``"work"``), or so
+            that every worker in the update counts alike, however often it reports (``"workers"``). By default by its
+            examples where stints differ by speed, else as every other.
         quantise: Bits of QSGD's stochastic rounding of gradients (arXiv 1610.02132); only for full communication.
     """
 
@@ -29,11 +35,16 @@ class Exchange:
     error_feedback: bool = True
     momentum: Literal["local", "average", "reset"] = "local"
     overlap: int | Literal["auto"] = 0
+    balance: Literal["none", "speed"] = "none"
+    weigh: Weigh | None = None
     quantise: Literal[4, 8] | None = None
 
     def __post_init__(self) -> None:
         one_of("wire", self.wire, list(WIRES))
         one_of("momentum", self.momentum, ["local", "average", "reset"])
+        one_of("balance", self.balance, ["none", "speed"])
+        if self.weigh is not None:
+            one_of("weigh", self.weigh, ["reports", "work", "workers"])
         if isinstance(self.overlap, str):
             one_of("overlap, unless a number of steps,", self.overlap, ["auto"])
         else:
@@ -49,9 +60,18 @@ class Exchange:
             raise InputError(
                 f"quantise = {self.quantise} rounds gradients and needs full communication; use wire = 'int8' instead"
             )
+        if not local and self.balance != "none":
+            raise InputError(
+                f"balance = {self.balance!r} makes stints longer or shorter; full communication has steps only"
+            )
         if not local and (self.momentum != "local" or self.overlap != 0):
             option = "momentum" if self.momentum != "local" else "overlap"
             raise InputError(f"{option} = {getattr(self, option)!r} needs local steps; full communication has none")
+
+    @property
+    def weighs(self) -> Weigh:
+        """What a report counts by."""
+        return self.weigh or ("work" if self.balance == "speed" else "reports")
 
     @property
     def codec(self) -> Codec:

@@ -127,7 +127,8 @@ class GroupMean:
         mine = torch.from_numpy(np.array([*notes, squares]).view(np.uint16).astype(np.float32))
         table = torch.zeros(self.world, mine.numel(), device=self.device)
         table[self.rank] = mine
-        message = torch.cat((change, exact, table.flatten()))
+        vectors = torch.cat((change, exact))
+        message = torch.cat((vectors if notes[0] == 1.0 else vectors * notes[0], table.flatten()))
         dist.all_reduce(message, group=self.group)
         vectors, pieces = torch.split_with_sizes(message, [self.lossy + self.exact, table.numel()])
         everyone = pieces.cpu().numpy().astype(np.uint16).view(np.float64).reshape(self.world, -1)

@@ -248,7 +248,14 @@ class RayCluster:
         merged = {(arrival.stint.worker, arrival.stint.number) for arrival in good}
         return Update(
             reports=[
-                Report(a.stint, self.race.version - a.stint.version, a.seconds, a.outcome.loss, _sketches(a.outcome))
+                Report(
+                    stint=a.stint,
+                    staleness=self.race.version - a.stint.version,
+                    seconds=a.seconds,
+                    loss=a.outcome.loss,
+                    sketches=_sketches(a.outcome),
+                    compute=a.outcome.seconds,
+                )
                 for a in good
             ],
             change=change,
@@ -272,7 +279,13 @@ class RayCluster:
     def _mean(self, rows: list[Tensor], good: list[_Arrival]) -> Tensor | None:
         if not rows:
             return None
-        factors = shares(self.work, self.pace, self.race.version, [arrival.stint for arrival in good])
+        factors = shares(
+            self.work,
+            self.pace,
+            self.race.version,
+            [arrival.stint for arrival in good],
+            self.setup.exchange.weighs,
+        )
         if self._sum is None:
             self._sum = fresh_like(rows[0])
         return weighted_sum(rows, factors, self._sum)

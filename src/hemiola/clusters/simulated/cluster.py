@@ -90,7 +90,8 @@ class SimulatedCluster:
                 continue
             staleness = self.clock.race.version - running.stint.version
             self._staleness += staleness
-            reports.append(Report(running.stint, staleness, arrived - running.started, loss, sketches))
+            seconds = arrived - running.started
+            reports.append(Report(running.stint, staleness, seconds, loss, sketches, running.compute))
         self._refused += len(refused)
         return Update(
             reports=reports,
@@ -143,7 +144,8 @@ class SimulatedCluster:
 
     def _merge(self, stints: Sequence[Stint]) -> tuple[Tensor, Finished, float]:
         """The weighted mean of the stints' changes; if it is not finite, of those that are."""
-        factors = shares(self.work, self.pace, self.clock.race.version, stints)
+        weigh = self.exchange.weighs
+        factors = shares(self.work, self.pace, self.clock.race.version, stints, weigh)
         if not self.period.local and self.sender.exact:
             change, finished = self._shared_gradient(stints, factors)
             if bool(torch.isfinite(change).all()):
@@ -153,7 +155,8 @@ class SimulatedCluster:
         if not good:
             return rows[0], finished, 0.0
         rows = self.sender.send(rows[good], [stints[i] for i in good])
-        weights = torch.tensor([factors[i] for i in good], dtype=rows.dtype) * (len(stints) / len(good))
+        factors = shares(self.work, self.pace, self.clock.race.version, [stints[i] for i in good], weigh)
+        weights = torch.tensor(factors, dtype=rows.dtype)
         change = weights @ rows
         if not self.period.local:
             return change, finished, 0.0

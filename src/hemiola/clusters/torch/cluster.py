@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hemiola.clusters.merging import relative_weights
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
@@ -141,7 +142,7 @@ class CollectiveCluster:
         wanted = {stint.worker: self.work.wants_sketches(stint) for stint in stints}
         self._agree_on_directions()
         mine = self._run([stint for stint in stints if stint.worker == self.rank], wanted)
-        notes = [mine.counts, mine.loss, mine.seconds, self._exchange_seconds]
+        notes = [mine.counts * self._weight(stints), mine.loss, mine.seconds, self._exchange_seconds]
         with attended(f"update {self.mean.count + 1}"):
             merged = self.mean(mine.change, mine.exact, [*notes, self.wishes.stop, self.wishes.checkpoint])
         counts, losses, seconds, exchanged, stop, checkpoint = merged.notes.T
@@ -155,7 +156,14 @@ class CollectiveCluster:
         self._pass_time(stints, seconds, exchanged)
         return Update(
             reports=[
-                Report(stint, 0, float(seconds[stint.worker]), float(losses[stint.worker]), sketches[stint.worker])
+                Report(
+                    stint=stint,
+                    staleness=0,
+                    seconds=float(seconds[stint.worker]),
+                    loss=float(losses[stint.worker]),
+                    sketches=sketches[stint.worker],
+                    compute=float(seconds[stint.worker]),
+                )
                 for stint in good
             ],
             change=self._whole(merged.change, merged.exact) if good else None,
@@ -167,6 +175,12 @@ class CollectiveCluster:
             durations=[float(seconds[stint.worker]) / len(stint.batches) for stint in stints],
             spans=self._spans(stints, seconds, float(exchanged.min())),
         )
+
+    def _weight(self, stints: Sequence[Stint]) -> float:
+        """What this rank's change counts beside those of the ranks that count most."""
+        weights = relative_weights(stints, self.exchange.weighs)
+        mine = [weight for stint, weight in zip(stints, weights, strict=True) if stint.worker == self.rank]
+        return mine[0] / max(weights) if mine else 0.0
 
     def _spans(self, stints: Sequence[Stint], seconds: np.ndarray, exchange: float) -> list[Span]:
         """What everyone did for the update that ends now; the exchange is the one before, as in `_pass_time`."""
