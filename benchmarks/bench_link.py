@@ -47,14 +47,15 @@ def ratios() -> Iterator[Ratio]:
     )
 
 
-def measure() -> dict[str, dict[str, float]]:
-    """Run both ranks and return what rank 0 measured."""
+def measure(script: str = __file__, ranks: int = 2) -> dict[str, dict[str, float]]:
+    """Run ``script --rank OUT`` on every rank and return what rank 0 has written to OUT."""
     for tool in ("unshare", "ip", "tc"):
         if shutil.which(tool) is None:
             raise Skip(f"{tool} is not installed (packages util-linux and iproute2)")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = ["unshare", "-Urnm", sys.executable, __file__, "--network", str(out)]
+        command += ["--script", script, "--ranks", str(ranks)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not out.exists():
             reason = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
@@ -65,8 +66,8 @@ def measure() -> dict[str, dict[str, float]]:
 # ---------------------------------------------------------------------------------------------- inside the unshare
 
 
-def network(out: Path) -> None:
-    """Two namespaces and a bridge between them, every end shaped; then one rank in each."""
+def network(out: Path, script: str, ranks: int) -> None:
+    """A namespace for every rank and a bridge between them, every end shaped; then one rank in each."""
 
     def run(*command: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -76,7 +77,7 @@ def network(out: Path) -> None:
     run("mount", "-t", "tmpfs", "tmpfs", "/run")  # a private place for the names of the namespaces
     run("ip", "link", "add", "hub", "type", "bridge")
     run("ip", "link", "set", "hub", "up")
-    for rank in (0, 1):
+    for rank in range(ranks):
         space, outer = f"rank{rank}", f"port{rank}"
         run("ip", "netns", "add", space)
         run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
@@ -89,14 +90,14 @@ def network(out: Path) -> None:
             ["tc", "qdisc", "add", "dev", "eth0", *SHAPE],
         ):
             run("ip", "netns", "exec", space, *command)
-    ranks = []
-    for rank in (0, 1):
+    processes = []
+    for rank in range(ranks):
         where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": "eth0"}
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        command = ["ip", "netns", "exec", f"rank{rank}", sys.executable, __file__, "--rank", str(out)]
-        ranks.append(subprocess.Popen(command, env={**os.environ, **where, **place}))
-    codes = [process.wait(timeout=1200) for process in ranks]
-    for rank in (0, 1):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        command = ["ip", "netns", "exec", f"rank{rank}", sys.executable, script, "--rank", str(out)]
+        processes.append(subprocess.Popen(command, env={**os.environ, **where, **place}))
+    codes = [process.wait(timeout=1200) for process in processes]
+    for rank in range(ranks):
         run("ip", "netns", "delete", f"rank{rank}")
     if any(codes):
         sys.exit(f"the ranks ended with {codes}")
@@ -166,9 +167,11 @@ def rank_main(out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--network", type=Path)
+    parser.add_argument("--script", default=__file__)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", type=Path)
     arguments = parser.parse_args()
     if arguments.network:
-        network(arguments.network)
+        network(arguments.network, arguments.script, arguments.ranks)
     elif arguments.rank:
         rank_main(arguments.rank)

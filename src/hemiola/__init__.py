@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hemiola.pace import KBatchSync as KBatchSync
     from hemiola.pace import KSync as KSync
     from hemiola.peers import RankLostError as RankLostError
+    from hemiola.period import FDA as FDA
     from hemiola.period import QSR as QSR
     from hemiola.period import Adaptive as Adaptive
     from hemiola.period import Budget as Budget
@@ -80,6 +81,7 @@ _PUBLIC = {
     "Budget": "hemiola.period",
     "CDGraB": "hemiola.order",
     "Clocked": "hemiola.period",
+    "FDA": "hemiola.period",
     "Cluster": "hemiola.contracts",
     "ClusterFactory": "hemiola.plan",
     "Constant": "hemiola.period",

@@ -383,15 +383,22 @@ class Period(Policy, Protocol):
         needs_progress: Whether ``length`` depends on the progress, so that one's own loop must say how long it is.
         clock: Set where averagings follow the clock and nobody waits for them; then ``length`` is 1, a report holds
             what a worker found since its last one, and ``averaged`` is called whenever a mean has arrived.
+        looks: Every so many local steps the ranks look how far they are apart, and ``due`` says whether a stint ends
+            before its ``length``; 0 for never. Only in one's own loop so far.
     """
 
     local: bool = True
     needs_progress: bool = False
     clock: Clock | None = None
+    looks: int = 0
 
     @abstractmethod
     def length(self, lr: float, progress: float) -> int:
         """Local steps of a stint that starts now; at least 1."""
+
+    def due(self, spread: float) -> bool:
+        """Whether ranks that are so far apart average now. Called after every look, with the same number everywhere."""
+        return False
 
     def averaged(self, seen: Averaging) -> None:
         """Take note of an update. Called once per update, on every rank with the same numbers."""
@@ -467,7 +474,7 @@ _OF_ALL = {"kind", "version", "saved", "telemetry"}
 
 CAPABILITIES: dict[type, frozenset[str]] = {
     Order: frozenset({*_OF_ALL, "unit", "slices", "total", "adopt", "sizes", "seed", "lockstep"}),
-    Period: frozenset({*_OF_ALL, "needs_progress", "clock"}),
+    Period: frozenset({*_OF_ALL, "needs_progress", "clock", "looks", "due"}),
     Pace: frozenset({*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "fixed_k", "adapts", "weight"}),
 }
 """Members that also a class that does not subclass its protocol may do without: it is given the default."""

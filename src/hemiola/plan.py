@@ -103,6 +103,10 @@ class Plan:
 def check_policies(period: Period, pace: Pace, exchange: Exchange) -> None:
     """Refuse what does not go together; after ``pace.begin``."""
     exchange.check(period.local)
+    if period.looks:
+        raise InputError(
+            f"{type(period).__name__} decides within a stint, which only hemiola.Averager does, in a loop of one's own"
+        )
     if exchange.overlap != 0 and not pace.lockstep:
         raise InputError(f"overlap = {exchange.overlap!r} needs a pace whose updates wait for every worker")
     if period.clock is None:

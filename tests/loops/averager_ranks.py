@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hemiola.errors import InputError
 from hemiola.loops.averager import Averager
+from hemiola.loops.look import Look
 from hemiola.peers import RankLostError
-from hemiola.period import Adaptive, Clocked, Constant
+from hemiola.period import FDA, Adaptive, Clocked, Constant
 from hemiola.wire.codec import WIRES
 from hemiola.wire.group_mean import GroupMean
 
@@ -425,6 +426,46 @@ def outer(rank, group):
     return result
 
 
+def fda(rank, group):
+    """Averaging when the ranks are far apart: looks, thresholds, uneven ends, an evaluation in between, one resume."""
+    everyone = [torch.randn(5000, generator=torch.Generator().manual_seed(r)) + 0.5 for r in range(4)]
+    look = Look(5000, dist.group.WORLD)
+    drifts = torch.stack(everyone).double()
+    result = {
+        "looked": look(everyone[rank], meet=False)[:2],
+        "asked": look(everyone[rank] if rank else None, meet=rank == 0)[:2],
+        "spreads": [(d - d.mean(0)).square().sum(1).mean().item() for d in (drifts, drifts[1:])],
+    }
+
+    def parts():
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        return model, optimizer, Averager(model, optimizer, period=FDA(most=12), process_group=group)
+
+    data, path = list(batches(rank, 60 + 3 * rank)), Path(os.environ["TMPDIR"]) / f"fda-stopped-{rank}.pt"
+    model, optimizer, averager = parts()
+    seen = []
+
+    def after(t):
+        if t in (20, 33):
+            with averager.averaged():
+                seen.append(flat(model))
+        if t == 25:
+            torch.save([p.state_dict() for p in (model, optimizer, averager)], path)
+
+    with averager:
+        train(model, optimizer, data, after)
+    result |= {"final": flat(model), "seen": seen, "periods": [r.period for r in averager.history]}
+    result["history"] = [(r.period, r.spread) for r in averager.history]
+    again, optimizer, averager = parts()
+    for part, state in zip((again, optimizer, averager), torch.load(path, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    with averager:
+        train(again, optimizer, data[26:])
+    result["again"] = flat(again)
+    return result
+
+
 class Constantly(nn.Module):
     """Gradients that do not depend on the weights, so that the end does not depend on when averagings happened."""
 
@@ -721,6 +762,7 @@ ALL = [
     two_levels,
     outer,
     same_examples,
+    fda,
     clocked,
     clocked_nobody_waits,
     clocked_models,

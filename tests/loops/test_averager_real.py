@@ -275,6 +275,29 @@ def test_resuming_with_an_outer_optimizer_is_exact(results, stop):
     assert same([rank["whole"] for rank in ranks])
 
 
+def test_fda_averages_when_the_ranks_are_far_apart(results):
+    ranks = results("fda")
+    for rank in ranks:
+        for (spread, asked), true, expected in zip(
+            (rank["looked"], rank["asked"]), rank["spreads"], (False, True), strict=True
+        ):
+            assert spread == pytest.approx(true, rel=0.2)
+            assert asked is expected
+        assert rank["history"] == ranks[0]["history"]
+    for key in ("final", "again"):
+        assert same([rank[key] for rank in ranks])
+    for evaluation in range(2):
+        assert same([rank["seen"][evaluation] for rank in ranks])
+    assert torch.equal(ranks[0]["final"], ranks[0]["again"])  # resumed in the middle of a stint
+    history = [(period, spread) for period, spread in ranks[0]["history"]]
+    assert history[0][0] == 6
+    threshold = history[0][1]
+    for period, spread in history[1:6]:  # before the first rank's loop is over
+        assert period == 12 or spread > 0.8 * threshold
+        threshold = 6 / period * spread
+    assert len({period for period, _ in history[:6]}) > 1
+
+
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
 @pytest.mark.parametrize("mix", ["0.0", "0.5", "1.0"])
 def test_clocked_contributions_are_sums_over_the_ranks(results, mix, wire):

@@ -88,6 +88,11 @@ class Anchored:
         if self._exchange.momentum == "reset":
             self.layout.reset_moments()
 
+    def drift(self) -> Tensor:
+        """How far this rank's parameters have moved since the last averaging."""
+        counted = self.layout.counted
+        return self.layout.gather()[0][:counted] - self.anchor[:counted]
+
     def preview(self, note: Note) -> tuple[Merged, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Exchange without a trace: what came, the mean of all ranks' numbers, and this rank's own."""
         mean = self._ready()

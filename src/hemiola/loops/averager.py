@@ -41,6 +41,7 @@ from hemiola.loops.anchor import Anchored
 from hemiola.loops.background import Arrival, BackgroundAveraging
 from hemiola.loops.hooks import Undo, after_attempt, after_step, around, without_all_reduce
 from hemiola.loops.layout import Layout
+from hemiola.loops.look import Look
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.loops.optimizer_state import agree_on_state, unwrapped
 from hemiola.loops.telemetry import Log, Logs
@@ -162,6 +163,8 @@ class Averager:
             self.outer.check(self.period)
         if self.period.clock is not None:
             _check_clocked(type(self.period).__name__, self.exchange)
+        if self.period.looks and overlap != 0:
+            raise InputError(f"overlap = {overlap!r} is not for period {type(self.period).__name__}; leave it 0")
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
@@ -189,6 +192,7 @@ class Averager:
         self._attendance: Attendance | None = None
         self._anchored: Anchored | None = None
         self._background: BackgroundAveraging | None = None  # where averagings follow the clock
+        self._look: Look | None = None  # where ranks look how far they are apart
         self._resumed: State | None = None
 
     # ---------------------------------------------------------------------------------------------------- the context
@@ -238,6 +242,7 @@ class Averager:
             if self._resumed is not None:
                 self._anchored.load_state_dict(self._resumed["anchored"])
         self._resumed = None
+        self._look = Look(layout.counted, self._group) if self.period.looks and self._group is not None else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -269,8 +274,10 @@ class Averager:
             layout, self._background = self._background.layout, None
         else:
             kind = Kind.LEAVING
+            self._apart(kind)
             while not self._average(kind).everyone_leaves:
                 kind = Kind.LEFT
+                self._apart(kind)
             layout = self._ready.layout
         if self._group is not None and self._attendance is not None:
             with self._attendance.exchange("the end of the block"):
@@ -310,12 +317,28 @@ class Averager:
         pending = self._ready.pending
         if pending is not None and (self._step >= pending.due or self._local >= self._length):
             self._apply()
+        if self._look is not None and (self._local % self.period.looks == 0 or self._local >= self._length):
+            self._length = self._local if self._apart(Kind.AVERAGE) else self._length
         if self._local >= self._length:
             if self._delay == 0:
                 self._average(Kind.AVERAGE)
             else:
                 self._send(Kind.AVERAGE, self._delay)
         self._clock = time.perf_counter()
+
+    def _apart(self, kind: Kind) -> bool:
+        """Look how far the ranks are apart, and decide on all of them whether they average now.
+
+        Every exchange comes after a look, so that a rank whose loop is over, and which looks on, is there for it.
+        """
+        if self._look is None or self._attendance is None:
+            return False
+        meet = kind != Kind.AVERAGE or self._local >= self._length
+        with self._checkpoint_if_lost(), self._attendance.exchange(f"the look at step {self._step}"):
+            drift = self._ready.drift() if kind in (Kind.AVERAGE, Kind.PREVIEW) else None
+            spread, wanted, sent = self._look(drift, meet)
+        self.bytes_sent += sent
+        return wanted or self.period.due(spread)
 
     def _cut(self, length: int) -> int:
         """A stint that begins with this step ends with the run, if its length is known and it has not been exceeded."""
@@ -456,6 +479,7 @@ class Averager:
         if not self._entered or self._step == 0 or self._ready.alone:
             yield self.model
             return
+        self._apart(Kind.PREVIEW)
         with self._checkpoint_if_lost():
             merged, mean, own = self._ready.preview(self._note(Kind.PREVIEW))
         self.bytes_sent += merged.bytes

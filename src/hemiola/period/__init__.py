@@ -1,6 +1,7 @@
 """Period: how many local steps between two averagings."""
 
 from hemiola.period.clocked import Clocked
+from hemiola.period.fda import FDA
 from hemiola.period.measuring import Adaptive, Budget
 from hemiola.period.schedules import QSR, Constant, Decreasing, Full, PostLocal
 
@@ -15,4 +16,4 @@ PERIODS: dict[str, type] = {
     "clocked": Clocked,
 }
 
-__all__ = ["PERIODS", "QSR", "Adaptive", "Budget", "Clocked", "Constant", "Decreasing", "Full", "PostLocal"]
+__all__ = ["FDA", "PERIODS", "QSR", "Adaptive", "Budget", "Clocked", "Constant", "Decreasing", "Full", "PostLocal"]
