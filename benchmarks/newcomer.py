@@ -2,7 +2,7 @@
 
     python benchmarks/newcomer.py [--without-demo]
 
-Prints the seconds of every stage and how busy the machine was, and fails when the whole path took more than five minutes.
+Prints the seconds of every stage and how busy the machine was; fails when the whole path took more than five minutes.
 """
 
 import argparse
