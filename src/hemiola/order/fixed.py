@@ -29,19 +29,25 @@ class RandomReshuffling(Order):
 
     Args:
         unit: Examples per unit.
+        reverse: Run every second epoch in the order of the one before it, backwards (FlipFlop, arXiv 2102.09718).
     """
 
     kind = "rr"
 
-    def __init__(self, *, unit: int = 1) -> None:
+    def __init__(self, *, unit: int = 1, reverse: bool = False) -> None:
         if unit < 1:
             raise InputError(f"unit must be at least 1, got {unit}")
-        self.unit = unit
+        self.unit, self.reverse = unit, reverse
 
     def begin(self, sizes: Sequence[int], seed: int, lockstep: bool) -> None:
         self._sizes, self._seed = check_begin(sizes), seed
 
     def sequence(self, worker: int, epoch: int) -> np.ndarray:
+        if self.reverse and epoch % 2:
+            return self._forwards(worker, epoch - 1)[::-1].copy()
+        return self._forwards(worker, epoch)
+
+    def _forwards(self, worker: int, epoch: int) -> np.ndarray:
         return stream("order", self._seed, epoch, worker).permutation(self._sizes[worker])
 
     def state_dict(self) -> State:
@@ -51,7 +57,7 @@ class RandomReshuffling(Order):
         own_state(state, self.kind, VERSION, self._facts())
 
     def _facts(self) -> State:
-        return {"seed": self._seed, "sizes": self._sizes, "unit": self.unit}
+        return {"seed": self._seed, "sizes": self._sizes, "unit": self.unit, "reverse": self.reverse}
 
 
 class ShuffleOnce(RandomReshuffling):
@@ -59,8 +65,8 @@ class ShuffleOnce(RandomReshuffling):
 
     kind = "shuffle-once"
 
-    def sequence(self, worker: int, epoch: int) -> np.ndarray:
-        return super().sequence(worker, 0)
+    def _forwards(self, worker: int, epoch: int) -> np.ndarray:
+        return super()._forwards(worker, 0)
 
 
 class InOrder(RandomReshuffling):
@@ -68,5 +74,5 @@ class InOrder(RandomReshuffling):
 
     kind = "in-order"
 
-    def sequence(self, worker: int, epoch: int) -> np.ndarray:
+    def _forwards(self, worker: int, epoch: int) -> np.ndarray:
         return np.arange(self._sizes[worker])
