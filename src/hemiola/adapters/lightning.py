@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from hemiola.adapters.states import gather_states, pick_state
 from hemiola.contracts import Order, Period, State
@@ -82,6 +82,10 @@ class Ordered(Callback):
     def _give_sampler(self, trainer: Trainer, loader: object) -> DataLoader[Any]:
         if not isinstance(loader, DataLoader):
             raise InputError(f"only a DataLoader can be ordered, the training loader is a {type(loader).__name__}")
+        if not isinstance(loader.batch_sampler, BatchSampler):
+            raise InputError(
+                f"a loader with a batch sampler of its own cannot be ordered: {type(loader.batch_sampler).__name__}"
+            )
         if self.sampler is not None and not trainer.fit_loop._should_reload_train_dl:
             raise InputError("one training loader can be ordered, this module has several")
         before = self.sampler
