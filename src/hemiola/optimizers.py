@@ -129,14 +129,44 @@ def make_schedule(given: str | Mapping[str, Any] | None) -> Schedule:
 MomentumRule = Literal["local", "average", "reset"]
 
 
+# Weights travel as one vector, so what an optimizer remembers of every weight is a vector too, such as momentum.
+# Everything else in its state (step counts) is one number.
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer of one flat vector remembers of every weight, by name; nothing before its first step."""
+    return _vectors(next(iter(optimizer.state.values()), {}))
+
+
+def moment_names(optimizer: Optimizer) -> list[str]:
+    """The names of an optimizer's moments; found by taking a step with two parameters."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.zeros(2)
+    trial = optimizer.attach(parameter)
+    trial.step()
+    return sorted(moments(trial))
+
+
 def combine_momentum(optimizers: list[torch.optim.Optimizer], rule: MomentumRule) -> None:
     """After an averaging, average or reset what the workers' optimizers remember."""
     if rule == "local":
         return
-    states: list[dict[str, Any]] = [next(iter(optimizer.state.values()), {}) for optimizer in optimizers]
-    for key, first in next(iter(states), {}).items():
-        if isinstance(first, Tensor) and first.dim() == 1:
-            values = [state[key] for state in states if isinstance(state.get(key), Tensor)]
-            merged = torch.zeros_like(first) if rule == "reset" else torch.stack(values).mean(0)
-            for value in values:
-                value.copy_(merged)
+    found = [moments(optimizer) for optimizer in optimizers]
+    for name, first in next(iter(found), {}).items():
+        values = [each[name] for each in found if name in each]
+        merged = torch.zeros_like(first) if rule == "reset" else torch.stack(values).mean(0)
+        for value in values:
+            value.copy_(merged)
+
+
+def mean_state(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """One optimizer's state_dict out of several: moments averaged, everything else from the first."""
+    memories = [state["state"][0] for state in states if 0 in state["state"]]
+    if not memories:
+        return {**states[0], "state": {}}
+    merged = {name: torch.stack([memory[name] for memory in memories]).mean(0) for name in _vectors(memories[0])}
+    return {**states[0], "state": {0: {**memories[0], **merged}}}
+
+
+def _vectors(memory: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in memory.items() if isinstance(value, Tensor) and value.dim() == 1}

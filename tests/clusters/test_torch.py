@@ -15,14 +15,13 @@ from torch_ranks import TASKS, Job, train_here, train_on_ranks
 
 from hemiola import peers
 from hemiola.clusters.torch import group
-from hemiola.clusters.torch.cluster import moment_names
 from hemiola.clusters.torch.group import Place
 from hemiola.errors import InputError
 from hemiola.lab import launching
 from hemiola.lab import ranks as rank_side
 from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Experiment
-from hemiola.optimizers import Optimizer
+from hemiola.optimizers import Optimizer, moment_names
 from hemiola.timing.traces import read_trace
 from hemiola.training import Training
 from hemiola.training.redeal import redeal

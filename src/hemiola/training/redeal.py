@@ -10,12 +10,10 @@ epoch that had been reached: there an example may come twice or not at all in th
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from hemiola.contracts import State
+from hemiola.optimizers import mean_state
 from hemiola.training.deck import Deck
 from hemiola.training.loop import Training
 from hemiola.training.queues import Queues
@@ -77,21 +75,9 @@ def _new_shards(state: State, training: Training) -> State:
 def _redeal_cluster(cluster: State, workers: int) -> State:
     runners = [rank["runner"] for rank in cluster["ranks"]]
     known = [optimizer for runner in runners for optimizer in runner["local"].values()]
-    mean = _mean_optimizer(known) if known else None
+    mean = mean_state(known) if known else None
     ranks = [
         {"runner": {"local": {} if mean is None else {worker: mean}}, "mean": None, "drawn": 0}
         for worker in range(workers)
     ]
     return cluster | {"workers": workers, "ranks": ranks}
-
-
-def _mean_optimizer(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One optimizer's state: vectors averaged, everything else (step counts) from the first."""
-    memories = [state["state"][0] for state in states if 0 in state["state"]]
-    merged = {
-        key: torch.stack([memory[key] for memory in memories]).mean(0)
-        if isinstance(value, Tensor) and value.dim() == 1
-        else value
-        for key, value in (memories[0] if memories else {}).items()
-    }
-    return {**states[0], "state": {0: merged} if memories else {}}

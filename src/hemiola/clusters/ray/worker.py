@@ -34,7 +34,7 @@ from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Directions, State, Stint, TaskLike
 from hemiola.errors import FailedElsewhere, InputError, told
 from hemiola.gradients.sketch import encode_rows
-from hemiola.optimizers import Optimizer
+from hemiola.optimizers import Optimizer, moments
 from hemiola.wire.exchange import Exchange
 
 FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
@@ -340,20 +340,19 @@ class Worker:
         self.sender.load_state_dict({"residuals": settled["residuals"]})
 
     def _vectors(self) -> dict[str, np.ndarray]:
-        return {name: vector.cpu().numpy() for name, vector in self._optimizer_vectors()}
+        return {name: vector.cpu().numpy() for name, vector in self._moments().items()}
 
     def _take_momentum(self, momentum: Momentum) -> None:
-        for name, vector in self._optimizer_vectors():
+        for name, vector in self._moments().items():
             if momentum.vectors is None:
                 vector.zero_()
             elif name in momentum.vectors:
                 vector.copy_(as_tensor(momentum.vectors[name]))
         self._settled = copy.deepcopy(self._live())
 
-    def _optimizer_vectors(self) -> list[tuple[str, Tensor]]:
+    def _moments(self) -> dict[str, Tensor]:
         optimizer = self.runner.local.get(self.worker)
-        state: dict[str, Any] = {} if optimizer is None else next(iter(optimizer.state.values()), {})
-        return [(name, value) for name, value in state.items() if isinstance(value, Tensor) and value.dim() == 1]
+        return {} if optimizer is None else moments(optimizer)
 
 
 def pack_assignment(session: int, assignment: Assignment) -> bytes:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hemiola.clusters.merging import relative_weights
 from hemiola.clusters.step_times import MeasuredTimes
@@ -29,7 +29,7 @@ from hemiola.clusters.torch.group import gather, share
 from hemiola.clusters.torch.sketches import gather_sketches
 from hemiola.contracts import FOLLOWED, Directions, Pace, Period, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
-from hemiola.optimizers import Optimizer
+from hemiola.optimizers import moment_names, moments
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 from hemiola.wire.exchange import Exchange
@@ -273,20 +273,16 @@ class CollectiveCluster:
         """What this rank's optimizer remembers, where that is averaged."""
         if self.rank not in self.runner.local:  # It met something that was not finite, and its change does not count.
             return [torch.zeros(self.runner.flat.size) for _ in self._moments]
-        state = self._optimizer_state()
+        state = moments(self.runner.local[self.rank])
         return [state[name].float().cpu() for name in self._moments]
 
     def _combine_momentum(self, averaged: Tensor) -> None:
         if self.exchange.momentum == "reset":
             self.runner.combine_momentum([self.rank], "reset")
         elif self._moments:
-            state = self._optimizer_state()
+            state = moments(self.runner.local[self.rank])
             for name, values in zip(self._moments, averaged.view(len(self._moments), -1), strict=True):
                 state[name].copy_(values)
-
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = next(iter(self.runner.local[self.rank].state.values()))
-        return state
 
     # ----------------------------------------------------------------------------------------------------------- state
 
@@ -312,14 +308,3 @@ class CollectiveCluster:
         self.runner.load_state_dict(mine["runner"])
         if mine["mean"] is not None:
             self.mean.load_state_dict(mine["mean"])
-
-
-def moment_names(optimizer: Optimizer) -> list[str]:
-    """Which of an optimizer's memories have one number a parameter; found by taking a step with two parameters."""
-    parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.zeros(2)
-    trial = optimizer.attach(parameter)
-    trial.step()
-    return sorted(
-        key for key, value in trial.state[parameter].items() if isinstance(value, Tensor) and value.dim() == 1
-    )
