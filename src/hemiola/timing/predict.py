@@ -159,12 +159,7 @@ def predict(
     Raises:
         InputError: An argument cannot be used.
     """
-    if workers < 2:
-        raise InputError(f"workers must be at least 2 for a pace to matter, got {workers}")
-    if k is not None and not 1 <= k <= workers:
-        raise InputError(f"k must be between 1 and the number of workers, {workers}, got {k}")
-    if exchange is not None and not (math.isfinite(exchange) and exchange >= 0):
-        raise InputError(f"exchange must be a time in seconds, at least 0, got {exchange}")
+    _check(workers, k, exchange)
     slow = dict(slow or {})
     notes: list[str] = []
     if isinstance(delay, str):
@@ -184,6 +179,15 @@ def predict(
     ageing = new_against_used(delay)
     conclusions = [*notes, *_conclusions(workers, delay, slow, ageing, rows, synchronous, exchange)]
     return Prediction(workers, delay.law, delay.mean, slow, exchange, ageing, rows, conclusions)
+
+
+def _check(workers: int, k: int | None, exchange: float | None) -> None:
+    if workers < 2:
+        raise InputError(f"workers must be at least 2 for a pace to matter, got {workers}")
+    if k is not None and not 1 <= k <= workers:
+        raise InputError(f"k must be between 1 and the number of workers, {workers}, got {k}")
+    if exchange is not None and not (math.isfinite(exchange) and exchange >= 0):
+        raise InputError(f"exchange must be a time in seconds, at least 0, got {exchange}")
 
 
 def parse_slow(text: str) -> dict[int, float]:
