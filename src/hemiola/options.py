@@ -28,7 +28,7 @@ def option_names(make: Callable[..., Any]) -> list[str]:
 
 def default_options(make: Callable[..., Any]) -> dict[str, Any]:
     """Every option and its default, `inspect.Parameter.empty` where it has none."""
-    return {p.name: p.default for p in _parameters(make)}
+    return {p.name: p.default for p in _parameters(make) if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def check_options(

@@ -75,8 +75,7 @@ def _entries() -> Iterator[PolicyEntry]:
 
 def _options(make: Any) -> tuple[Option, ...]:
     texts = _documented(make)
-    defaults = {name: value for name, value in default_options(make).items() if name not in ("args", "kwargs")}
-    return tuple(Option(name, default, texts.get(name, "")) for name, default in defaults.items())
+    return tuple(Option(name, default, texts.get(name, "")) for name, default in default_options(make).items())
 
 
 def _first_sentence(policy: Any) -> str:
