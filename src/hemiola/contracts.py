@@ -383,22 +383,21 @@ class Period(Policy, Protocol):
         needs_progress: Whether ``length`` depends on the progress, so that one's own loop must say how long it is.
         clock: Set where averagings follow the clock and nobody waits for them; then ``length`` is 1, a report holds
             what a worker found since its last one, and ``averaged`` is called whenever a mean has arrived.
-        looks: Every so many local steps the ranks look how far they are apart, and ``due`` says whether a stint ends
-            before its ``length``; 0 for never. Only in one's own loop so far.
+        looks: Whether workers do not average after every stint, but look how far they are apart, and ``due`` decides.
     """
 
     local: bool = True
     needs_progress: bool = False
     clock: Clock | None = None
-    looks: int = 0
+    looks: bool = False
 
     @abstractmethod
     def length(self, lr: float, progress: float) -> int:
         """Local steps of a stint that starts now; at least 1."""
 
-    def due(self, spread: float) -> bool:
-        """Whether ranks that are so far apart average now. Called after every look, with the same number everywhere."""
-        return False
+    def due(self, spread: float, steps: int) -> bool:
+        """After a look: whether workers that are so far apart, so many steps after the last averaging, average now."""
+        return True
 
     def averaged(self, seen: Averaging) -> None:
         """Take note of an update. Called once per update, on every rank with the same numbers."""

@@ -103,9 +103,11 @@ class Plan:
 def check_policies(period: Period, pace: Pace, exchange: Exchange) -> None:
     """Refuse what does not go together; after ``pace.begin``."""
     exchange.check(period.local)
-    if period.looks:
+    plain = exchange.overlap == 0 and exchange.balance == "none" and exchange.weigh is None
+    if period.looks and not (pace.lockstep and plain):
         raise InputError(
-            f"{type(period).__name__} decides within a stint, which only hemiola.Averager does, in a loop of one's own"
+            "a period that looks how far workers are apart needs all of them to meet after the same steps: leave the "
+            "pace as it is by default, and overlap, balance and weigh out"
         )
     if exchange.overlap != 0 and not pace.lockstep:
         raise InputError(f"overlap = {exchange.overlap!r} needs a pace whose updates wait for every worker")

@@ -23,7 +23,8 @@ def drops(t):
 
 
 def test_every_name_is_a_period_with_defaults():
-    assert list(PERIODS) == ["full", "constant", "adaptive", "decreasing", "post-local", "qsr", "budget", "clocked"]
+    names = ["full", "constant", "adaptive", "decreasing", "post-local", "qsr", "budget", "clocked", "fda"]
+    assert list(PERIODS) == names
     for name, make in PERIODS.items():
         period = make()
         assert isinstance(period, Period)

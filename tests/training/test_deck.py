@@ -94,8 +94,8 @@ def test_in_lockstep_what_is_left_is_shared_and_then_workers_rest():
     first = [len(now.take(worker, 2)) for worker in range(4)]
     resting = now.wake()
     second = [len(now.take(worker, 2)) for worker in range(4)]
-    assert (first, resting) == ([2, 2, 2, 1], 0)
-    assert (second, now.wake()) == ([1, 1, 0, 0], 2)
+    assert (first, resting) == ([2, 2, 2, 1], set())
+    assert (second, now.wake()) == ([1, 1, 0, 0], {2, 3})
 
 
 def test_towards_the_end_of_a_run_stints_get_shorter_as_with_shards():

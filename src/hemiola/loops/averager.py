@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from hemiola.clusters.look import Look
 from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
@@ -41,7 +42,6 @@ from hemiola.loops.anchor import Anchored
 from hemiola.loops.background import Arrival, BackgroundAveraging
 from hemiola.loops.hooks import Undo, after_attempt, after_step, around, without_all_reduce
 from hemiola.loops.layout import Layout
-from hemiola.loops.look import Look
 from hemiola.loops.notes import Kind, Note, Notes
 from hemiola.loops.optimizer_state import agree_on_state, unwrapped
 from hemiola.loops.telemetry import Log, Logs
@@ -50,6 +50,7 @@ from hemiola.own import checked_policy
 from hemiola.peers import Attendance, RankLostError, check_started
 from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
+from hemiola.timing.link import ring_bytes
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import Merged
 from hemiola.wire.outer import Outer
@@ -242,7 +243,7 @@ class Averager:
             if self._resumed is not None:
                 self._anchored.load_state_dict(self._resumed["anchored"])
         self._resumed = None
-        self._look = Look(layout.counted, self._group) if self.period.looks and self._group is not None else None
+        self._look = Look(layout.counted) if self.period.looks and self._group is not None else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -317,8 +318,9 @@ class Averager:
         pending = self._ready.pending
         if pending is not None and (self._step >= pending.due or self._local >= self._length):
             self._apply()
-        if self._look is not None and (self._local % self.period.looks == 0 or self._local >= self._length):
-            self._length = self._local if self._apart(Kind.AVERAGE) else self._length
+        if self._look is not None and self._local >= self._length and not self._apart(Kind.AVERAGE):
+            rate, progress = max(learning_rates(self.optimizer)), self._progress(self._step)
+            self._length += self.period.length(rate, progress)
         if self._local >= self._length:
             if self._delay == 0:
                 self._average(Kind.AVERAGE)
@@ -333,12 +335,11 @@ class Averager:
         """
         if self._look is None or self._attendance is None:
             return False
-        meet = kind != Kind.AVERAGE or self._local >= self._length
         with self._checkpoint_if_lost(), self._attendance.exchange(f"the look at step {self._step}"):
             drift = self._ready.drift() if kind in (Kind.AVERAGE, Kind.PREVIEW) else None
-            spread, wanted, sent = self._look(drift, meet)
-        self.bytes_sent += sent
-        return wanted or self.period.due(spread)
+            spread, wanted = self._look.between(drift, kind != Kind.AVERAGE, self._group)
+        self.bytes_sent += int(ring_bytes(self._look.bytes, dist.get_world_size(self._group)))
+        return wanted or self.period.due(spread, self._local)
 
     def _cut(self, length: int) -> int:
         """A stint that begins with this step ends with the run, if its length is known and it has not been exceeded."""

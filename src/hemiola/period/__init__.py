@@ -14,6 +14,7 @@ PERIODS: dict[str, type] = {
     "qsr": QSR,
     "budget": Budget,
     "clocked": Clocked,
+    "fda": FDA,
 }
 
 __all__ = ["FDA", "PERIODS", "QSR", "Adaptive", "Budget", "Clocked", "Constant", "Decreasing", "Full", "PostLocal"]

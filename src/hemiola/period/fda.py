@@ -28,18 +28,21 @@ class FDA(Period):
     """
 
     kind = "fda"
+    looks = True
     saved = ("threshold",)
 
     def __init__(self, *, most: int = 64, every: int = 1) -> None:
-        self.most, self.looks = whole("most", most, 2), whole("every", every, 1)
+        self.most, self.every = whole("most", most, 2), whole("every", every, 1)
         self.threshold: float | None = None
 
     def length(self, lr: float, progress: float) -> int:
-        return self.most // 2 if self.threshold is None else self.most
+        return self.every
 
-    def due(self, spread: float) -> bool:
-        # Not "spread > threshold": ranks whose weights are not finite average at once, and find out who it is.
-        return self.threshold is not None and not spread <= self.threshold
+    def due(self, spread: float, steps: int) -> bool:
+        if self.threshold is None:
+            return steps >= self.most // 2
+        # Not "spread > threshold": workers whose weights are not finite average at once, and find out who it is.
+        return steps >= self.most or not spread <= self.threshold
 
     def averaged(self, seen: Averaging) -> None:
         if seen.spread > 0.0:

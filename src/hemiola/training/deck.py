@@ -91,9 +91,9 @@ class Deck:
         self._dealt -= len(batches)
         self._guide.taken_back(batches)
 
-    def wake(self) -> int:
-        """An update is complete: how many workers rested through it."""
-        resting = len(self._resting)
+    def wake(self) -> set[int]:
+        """An update is complete: who has rested in it."""
+        resting = set(self._resting)
         self._resting.clear()
         self._dealt_before = self._dealt
         return resting

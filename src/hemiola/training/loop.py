@@ -196,7 +196,8 @@ class Training:
 
     def _at_rest_included(self, change: Tensor, update: Update) -> Tensor:
         """A worker whose shard is through counts as standing still: every example weighs the same in an epoch."""
-        resting = self.queues.wake()
+        reporters = {report.stint.worker for report in update.reports} | {stint.worker for stint in update.refused}
+        resting = len(self.queues.wake() - reporters)
         reporting = len(update.reports) + len(update.refused)
         return change * (reporting / (reporting + resting)) if resting else change
 

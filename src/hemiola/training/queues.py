@@ -127,9 +127,9 @@ class Queues:
         queue.slot -= len(batches)
         self._guide.taken_back(batches)
 
-    def wake(self) -> int:
-        """An update is complete: how many workers rested through it."""
-        resting = sum(queue.rests for queue in self._queues)
+    def wake(self) -> set[int]:
+        """An update is complete: who has rested in it."""
+        resting = {worker for worker, queue in enumerate(self._queues) if queue.rests}
         for queue in self._queues:
             queue.rests = False
         return resting

@@ -66,6 +66,11 @@ class RayFactory(ClusterFactory):
                 f"period.name: {period.kind!r} needs averagings among the workers, and those of cluster 'ray' report "
                 "to a server; use pace = 'k-batch-async', whose workers do not wait either, or cluster 'simulated'"
             )
+        if period.looks:
+            raise InputError(
+                f"period.name: {period.kind!r} needs workers that meet after every stint, and those of cluster 'ray' "
+                "report to a server; use period = 'adaptive', or cluster 'simulated' or 'torch'"
+            )
         if exchange.overlap != 0:
             raise InputError(
                 f"period.overlap: {exchange.overlap!r} is not for cluster 'ray', whose workers start from the newest "

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hemiola.clusters.merging import relative_weights
+from hemiola.clusters.look import Look
+from hemiola.clusters.merging import relative_weights, together
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
@@ -32,6 +33,7 @@ from hemiola.errors import InputError
 from hemiola.optimizers import moment_names, moments
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
+from hemiola.timing.link import ring_bytes
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
 
@@ -61,6 +63,7 @@ class _Mine:
     loss: float = 0.0
     seconds: float = 0.0
     sketches: Sketches = ()
+    steps: int = 0
 
 
 class CollectiveCluster:
@@ -111,6 +114,7 @@ class CollectiveCluster:
             feedback=exchange.feedback,
             seed=seed,
         )
+        self.look = Look(runner.flat.size)
         self._seconds = 0.0
         self._exchange_seconds = 0.0
         self._drawn = 0
@@ -138,10 +142,7 @@ class CollectiveCluster:
 
     def collect(self) -> Update:
         """Run this rank's stint and merge it with everyone's."""
-        stints = [stint for worker in range(self.workers) if (stint := self.work.assign(worker)) is not None]
-        wanted = {stint.worker: self.work.wants_sketches(stint) for stint in stints}
-        self._agree_on_directions()
-        mine = self._run([stint for stint in stints if stint.worker == self.rank], wanted)
+        stints, wanted, mine, looks = self._stints()
         notes = [mine.counts * self._weight(stints), mine.loss, mine.seconds, self._exchange_seconds]
         with attended(f"update {self.mean.count + 1}"):
             merged = self.mean(mine.change, mine.exact, [*notes, self.wishes.stop, self.wishes.checkpoint])
@@ -170,7 +171,7 @@ class CollectiveCluster:
             seconds=self._seconds,
             spread=merged.spread if self.period.local else 0.0,
             refused=[stint for stint in stints if not counts[stint.worker]],
-            bytes_per_worker=merged.bytes + sketch_bytes,
+            bytes_per_worker=merged.bytes + sketch_bytes + looks * ring_bytes(self.look.bytes, self.workers),
             idle_seconds=float((seconds.max() - seconds).sum()),
             durations=[float(seconds[stint.worker]) / len(stint.batches) for stint in stints],
             spans=self._spans(stints, seconds, float(exchanged.min())),
@@ -189,23 +190,58 @@ class CollectiveCluster:
         spans = [Span(worker, "exchanges", met - exchange, met) for worker in followed if exchange]
         return spans + [Span(worker, "computes", met, met + float(seconds[worker])) for worker in followed]
 
-    def _run(self, stints: Sequence[Stint], wanted: dict[int, tuple[bool, ...]]) -> _Mine:
-        """Compute this rank's stint, if it has one."""
-        size = self.runner.flat.size
-        if not stints:
-            return _Mine(torch.zeros(size), torch.zeros(self.mean.exact))
-        (stint,) = stints
+    def _stints(self) -> tuple[list[Stint], dict[int, tuple[bool, ...]], _Mine, int]:
+        """Everybody's stints of one update, with their wanted sketches; this rank's part in them; and how many looks.
+
+        There is one stint of everybody, or several, where they look after each how far they are apart.
+        """
+        given: dict[int, list[Stint]] = {}
+        wanted: dict[int, tuple[bool, ...]] = {}
+        mine = _Mine(torch.zeros(self.runner.flat.size), torch.zeros(self.mean.exact))
+        looks = steps = 0
+        while new := [stint for worker in range(self.workers) if (stint := self.work.assign(worker)) is not None]:
+            self._agree_on_directions()
+            for stint in new:
+                given.setdefault(stint.worker, []).append(stint)
+                wanted[stint.worker] = wanted.get(stint.worker, ()) + self.work.wants_sketches(stint)
+                if stint.worker == self.rank:
+                    mine = self._run(stint, mine)
+            steps += max(len(stint.batches) for stint in new)
+            if not self.period.looks:
+                break
+            looks += 1
+            began = time.perf_counter()
+            with attended(f"look {looks} before update {self.mean.count + 1}"):
+                spread, _ = self.look.between(mine.change if mine.steps else None, meet=False)
+            mine = replace(mine, seconds=mine.seconds + time.perf_counter() - began)  # it has waited for the slowest
+            if self.period.due(spread, steps):
+                break
+        return [together(given[worker]) for worker in sorted(given)], wanted, mine, looks
+
+    def _run(self, stint: Stint, before: _Mine) -> _Mine:
+        """Compute a stint of this rank, after what it has done for this update before."""
+        size, wanted = self.runner.flat.size, self.work.wants_sketches(stint)
         began = time.perf_counter()
         start = self.work.read(stint.version)
+        if before.steps:
+            start = start + torch.cat([before.change, before.exact[: self._buffers]])
         if self.period.local:
-            rows, finished = self.runner.changes([start], [stint], [wanted[stint.worker]])
+            rows, finished = self.runner.changes([start], [stint], [wanted])
         else:
-            rows, finished = self.runner.gradients([start], [stint], [wanted[stint.worker][0]])
-        exact = torch.cat([rows[0, size:], *(self._memory() if self._moments else [])])
+            rows, finished = self.runner.gradients([start], [stint], [wanted[0]])
+        change, buffers = rows[0, :size], rows[0, size:]
         self._sleep(len(stint.batches), began)
-        seconds = time.perf_counter() - began
+        steps = before.steps + len(stint.batches)
+        if before.steps:
+            change, buffers = before.change + change, before.exact[: self._buffers] + buffers
         return _Mine(
-            rows[0, :size], exact, float(finished.finite[0]), finished.losses[0], seconds, finished.sketches[0]
+            change,
+            torch.cat([buffers, *(self._memory() if self._moments else [])]),
+            float(finished.finite[0] and (before.counts or not before.steps)),
+            (before.loss * before.steps + finished.losses[0] * len(stint.batches)) / steps,
+            before.seconds + time.perf_counter() - began,
+            before.sketches + finished.sketches[0],
+            steps,
         )
 
     def _whole(self, change: Tensor, exact: Tensor) -> Tensor:

@@ -199,6 +199,7 @@ _PERIODS = {
     "qsr": "QSR: a period that follows the learning rate",
     "budget": "a period that spends a communication budget best",
     "clocked": "averagings by the clock, behind the computation: nobody waits",
+    "fda": "FDA: average when the workers are far apart",
 }
 _PACES = {
     "k-sync": "wait for the first K workers, cancel the others",
