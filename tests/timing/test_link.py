@@ -3,6 +3,7 @@
 import pytest
 
 from hemiola.errors import InputError
+from hemiola.lab.experiment import Experiment
 from hemiola.timing.link import Link, ServerLink, ring_bytes
 
 
@@ -29,8 +30,48 @@ def test_a_ring_all_reduce_by_hand():
 
 def test_reports_queue_at_the_server():
     server = ServerLink(Link(8e3, 0.5))  # 1000 bytes take one second
-    assert server.upload(0.0, 1000) == 1.5
-    assert server.upload(0.2, 1000) == 2.5  # waits for the first
-    assert server.download(0.2, 1000) == pytest.approx(1.7)  # the other direction is free
+    assert server.upload(0.0, 1000, 0) == 1.5
+    assert server.upload(0.2, 1000, 1) == 2.5  # waits for the first
+    assert server.download(0.2, 1000, 0) == pytest.approx(1.7)  # the other direction is free
     server.clear(0.3)
-    assert server.upload(0.3, 1000) == pytest.approx(1.8)
+    assert server.upload(0.3, 1000, 0) == pytest.approx(1.8)
+
+
+# Two workers in the first group, one in the second, and a slow line between them.
+REGIONS = {"bandwidth": [["8 kbit/s", "2 kbit/s"], ["1 kbit/s", "8 kbit/s"]], "groups": [2, 1]}
+
+
+def test_a_ring_is_as_fast_as_its_slowest_hop():
+    link = Link.parse(**REGIONS)
+    assert link.bits_per_second == 1000  # from the last worker back to the first
+    assert link.ring_seconds(300, 3) == pytest.approx(4 * 8 * 100 / 1000)
+    assert [link.group_of(worker) for worker in range(3)] == [0, 0, 1]
+    alike = Link.parse(bandwidth=[["5 kbit/s"]], groups=[3])
+    assert alike.ring_seconds(300, 3) == Link.parse(bandwidth="5 kbit/s").ring_seconds(300, 3)
+
+
+def test_a_server_stands_in_the_first_group():
+    server = ServerLink(Link.parse(**REGIONS))
+    assert server.upload(0.0, 1000, 0) == 1.0
+    assert server.upload(0.0, 1000, 2) == 1.0 + 8.0
+    assert server.download(0.0, 1000, 2) == 4.0
+    assert not server.link.free
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        (
+            {"bandwidth": [["1 Gbit/s", "1 Mbit/s"], ["1 Gbit/s"]], "groups": [4, 4]},
+            "must be a square matrix, got 2 rows",
+        ),
+        ({"bandwidth": [["1 Gbit/s"]]}, "how many workers each of the 1 groups has, at least 1, got None"),
+        ({"bandwidth": [["1 Gbit/s"]], "groups": [0]}, "at least 1, got .0."),
+        ({"bandwidth": "1 Gbit/s", "groups": [8]}, "needs a bandwidth from each group to each"),
+        ({"bandwidth": [["0 bit/s"]], "groups": [8]}, "bandwidth must be above 0"),
+        ({"bandwidth": [["1 Gbit/s"]], "groups": [7]}, "must add up to the 8 workers of the run, got .7."),
+    ],
+)
+def test_bad_groups_are_one_clear_line(link, message):
+    with pytest.raises(InputError, match=message):
+        Experiment({"task": "digits-logistic", "cluster": {"name": "simulated", "link": link}}).cells[0].parts()

@@ -5,11 +5,15 @@ Two shapes of traffic, because the algorithms differ in nothing else:
 * everyone waits for everyone: a ring all-reduce, 2 (P - 1) messages of 1/P of the vector each, one after the other,
   and where the order wants sketches a ring all-gather of them, P - 1 messages of one worker's sketches each;
 * an update waits for some: every report and every new version passes the server's one full-duplex link, in turn.
+
+Machines may stand in groups, such as regions, with another bandwidth from each group to each. A ring goes through the
+workers by number and is as fast as its slowest hop; a server stands in the first group.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from hemiola.errors import InputError
 from hemiola.options import SECONDS, quantity
@@ -24,28 +28,71 @@ class Link:
 
     Attributes:
         bits_per_second: Bandwidth; infinite for a link that costs nothing.
+            Of a ring's slowest hop, where machines stand in groups.
         latency: Seconds a message takes beside its size.
+        groups: How many workers each group has, by number; none where all machines are alike.
+        between: Bandwidth from each group to each.
     """
 
     bits_per_second: float = float("inf")
     latency: float = 0.0
+    groups: tuple[int, ...] = ()
+    between: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
-    def parse(cls, bandwidth: str | None = None, latency: str | None = None) -> Link:
+    def parse(
+        cls,
+        bandwidth: str | list[list[str]] | None = None,
+        latency: str | None = None,
+        groups: list[int] | None = None,
+    ) -> Link:
         """Read the experiment file's strings."""
-        bits = float("inf") if bandwidth is None else quantity("link.bandwidth", bandwidth, _BITS | _BYTES)
-        if bits == 0:
-            raise InputError(f"link.bandwidth must be above 0, got {bandwidth!r}")
-        return cls(bits, 0.0 if latency is None else quantity("link.latency", latency, SECONDS))
+        seconds = 0.0 if latency is None else quantity("link.latency", latency, SECONDS)
+        if isinstance(bandwidth, list):
+            return cls._matrix(bandwidth, seconds, groups)
+        if groups is not None:
+            raise InputError(f"link.groups = {groups} needs a bandwidth from each group to each, got {bandwidth!r}")
+        return cls(float("inf") if bandwidth is None else _bits(bandwidth), seconds)
+
+    @classmethod
+    def _matrix(cls, rows: list[list[str]], latency: float, groups: list[int] | None) -> Link:
+        lengths = [len(row) for row in rows]
+        if not rows or lengths != [len(rows)] * len(rows):
+            raise InputError(f"link.bandwidth must be a square matrix, got {len(rows)} rows of {lengths} values")
+        if groups is None or len(groups) != len(rows) or min(groups) < 1:
+            raise InputError(
+                f"link.groups must say how many workers each of the {len(rows)} groups has, at least 1, got {groups}"
+            )
+        between = tuple(tuple(_bits(cell) for cell in row) for row in rows)
+        owners = [group for group, count in enumerate(groups) for _ in range(count)]
+        hops = [between[a][b] for a, b in zip(owners, [*owners[1:], owners[0]], strict=True)]
+        return cls(min(hops), latency, tuple(groups), between)
+
+    def check(self, workers: int) -> None:
+        """Refuse groups that are not those of so many workers."""
+        if self.groups and sum(self.groups) != workers:
+            raise InputError(f"link.groups must add up to the {workers} workers of the run, got {list(self.groups)}")
+
+    def group_of(self, worker: int) -> int:
+        """In which group a worker stands."""
+        return next(group for group, end in enumerate(accumulate(self.groups)) if worker < end)
 
     @property
     def free(self) -> bool:
         """Whether messages take no time."""
-        return self.bits_per_second == float("inf") and self.latency == 0
+        return self.bits_per_second == float("inf") and self.latency == 0 and not self.groups
 
     def occupied(self, size: float) -> float:
         """Seconds ``size`` bytes keep the link busy."""
         return 8 * size / self.bits_per_second
+
+    def to_server(self, size: float, worker: int) -> float:
+        """Seconds a report of ``size`` bytes keeps the server's link busy."""
+        return 8 * size / self.between[self.group_of(worker)][0] if self.groups else self.occupied(size)
+
+    def from_server(self, size: float, worker: int) -> float:
+        """Seconds weights of ``size`` bytes keep the server's link busy."""
+        return 8 * size / self.between[0][self.group_of(worker)] if self.groups else self.occupied(size)
 
     def ring_seconds(self, size: float, workers: int) -> float:
         """Seconds of a ring all-reduce of ``size`` bytes."""
@@ -56,6 +103,13 @@ class Link:
     def gather_seconds(self, size: float, workers: int) -> float:
         """Seconds of a ring all-gather to which every worker adds ``size`` bytes; nothing is sent where that is 0."""
         return (workers - 1) * (self.latency + self.occupied(size)) if size else 0.0
+
+
+def _bits(bandwidth: str) -> float:
+    bits = quantity("link.bandwidth", bandwidth, _BITS | _BYTES)
+    if bits == 0:
+        raise InputError(f"link.bandwidth must be above 0, got {bandwidth!r}")
+    return bits
 
 
 def ring_bytes(size: float, workers: int) -> float:
@@ -81,14 +135,14 @@ class ServerLink:
         self.down_free = 0.0
         self.up_free = 0.0
 
-    def download(self, now: float, size: float) -> float:
+    def download(self, now: float, size: float, worker: int) -> float:
         """When weights asked for now have arrived at a worker."""
-        self.down_free = max(self.down_free, now) + self.link.occupied(size)
+        self.down_free = max(self.down_free, now) + self.link.from_server(size, worker)
         return self.down_free + self.link.latency
 
-    def upload(self, now: float, size: float) -> float:
+    def upload(self, now: float, size: float, worker: int) -> float:
         """When a report sent now has arrived at the server."""
-        self.up_free = max(self.up_free, now) + self.link.occupied(size)
+        self.up_free = max(self.up_free, now) + self.link.to_server(size, worker)
         return self.up_free + self.link.latency
 
     def clear(self, now: float) -> None:

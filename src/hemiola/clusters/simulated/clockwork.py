@@ -164,7 +164,7 @@ class Clockwork:
             if self.server is None or running.sending:
                 return self.running.pop(worker)
             running.sending = True
-            running.due = self.server.upload(time, self.message + self.sketch_bytes(running.stint))
+            running.due = self.server.upload(time, self.message + self.sketch_bytes(running.stint), worker)
             self._push(running)
 
     def _start(self, worker: int) -> None:
@@ -182,7 +182,7 @@ class Clockwork:
             computed = resumed + self._compute(worker, draw + ahead, wanted[ahead:])
             doing = (("computes", begin, paused), ("computes", resumed, computed))
         else:
-            begin = self.now if self.server is None else self.server.download(self.now, self.message)
+            begin = self.now if self.server is None else self.server.download(self.now, self.message, worker)
             computed = begin + compute
             doing = (("receives", self.now, begin), ("computes", begin, computed))
         self._ended[worker] = computed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hemiola.clusters.shared_options import Delays
 from hemiola.clusters.simulated.sketch_cost import Charge, charge_for, check_sketch_cost
@@ -24,7 +24,8 @@ class SimulatedFactory(ClusterFactory):
         workers: How many.
         delay: Law of the seconds one local step takes.
         slow: Factors on the delays of some workers, by number.
-        link: ``bandwidth`` and ``latency`` between machines; messages take no time without.
+        link: ``bandwidth`` and ``latency`` between machines; messages take no time without. With ``groups``, the
+            workers of each, ``bandwidth`` is a matrix from each group to each.
         sketch_cost: How many times as long a local step takes that makes the order's sketches: ``"usual"`` for the
             documented factors, ``"measured"`` for this task's own, a number, or numbers by kind of sketch.
     """
@@ -37,13 +38,14 @@ class SimulatedFactory(ClusterFactory):
         *,
         delay: str = "constant(1.0)",
         slow: dict[str, float] | None = None,
-        link: dict[str, str] | None = None,
+        link: dict[str, Any] | None = None,
         sketch_cost: float | str | dict[str, float] = "usual",
     ):
         check_sketch_cost(sketch_cost)
         self.sketch_cost = sketch_cost
         self.delays = Delays(base, workers, delay, slow)
         self.link = Link.parse(**check_options(Link.parse, link or {}, "link"))
+        self.link.check(workers)
 
     def __call__(self, plan: Plan, work: Work) -> Cluster:
         """Build the cluster."""
