@@ -90,7 +90,7 @@ def check_period(
         _check_runs("period", make, 1, workers, [{}, falling], [cluster for cluster in clusters if cluster != "ray"])
     elif period.clock is None:
         _check_runs("period", make, 1, workers, [{}, falling, asynchronous], clusters)
-    else:  # by the clock nobody waits for anybody, so there is one pace, and one cluster that can do it
+    else:  # by the clock nobody waits for anybody, so there is one pace, and only virtual time comes again bit for bit
         _check_runs(
             "period", make, 1, workers, [{}, falling], [cluster for cluster in clusters if cluster == "simulated"]
         )

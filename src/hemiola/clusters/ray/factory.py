@@ -64,7 +64,8 @@ class RayFactory(ClusterFactory):
         if period.clock is not None:
             raise InputError(
                 f"period.name: {period.kind!r} needs averagings among the workers, and those of cluster 'ray' report "
-                "to a server; use pace = 'k-batch-async', whose workers do not wait either, or cluster 'simulated'"
+                "to a server; use pace = 'k-batch-async', whose workers do not wait either, or cluster 'torch' or "
+                "'simulated'"
             )
         if period.looks:
             raise InputError(

@@ -40,7 +40,7 @@ from hemiola.wire.behind import Behind, Came, Stance
 from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
 
-FIRST = 4  # batches dealt to everybody before anything is known of their speeds
+FIRST = 1  # steps in an averaging, before anything is known of speeds; a slow rank must not hold many batches
 
 
 @dataclass
@@ -221,7 +221,7 @@ class ClockedCollectiveCluster:
         """Fill everybody's stock, in turn; not while all are about to give theirs back."""
         # One averaging is under way, one is being gathered for, and the next is dealt for when this one is applied.
         wanted = [
-            0 if self._resting else 3 * max(used) + 2 - len(stock)
+            0 if self._resting else 3 * max(used) + 1 - len(stock)
             for used, stock in zip(self._used, self._stocks, strict=True)
         ]
         for turn in range(max(wanted)):
