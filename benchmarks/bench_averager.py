@@ -5,6 +5,7 @@ The communication itself is measured on a real slow link by ``bench_link.py``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,12 +21,10 @@ from hemiola.wire.codec import WIRES, Codec, quantiser
 def ratios() -> Iterator[Ratio]:
     torch.set_num_threads(1)
     for p in (8, 1):
-        loop, averaged = _loops(p, _Wide)
-        yield Ratio(f"a step with p = {p}", compare(averaged, loop), "<= 1.03", "one process, 2 M parameters, batch 32")
-    loop, averaged = _loops(4, _Transformer)
-    yield Ratio(
-        "a step of a small transformer", compare(averaged, loop), "<= 1.03", "one process, 4 layers, 128 wide, p = 4"
-    )
+        found = _cpu_ratio(*_loops(p, _Wide))
+        yield Ratio(f"a step with p = {p}", found, "<= 1.03", "one process, 2 M parameters, batch 32")
+    found = _cpu_ratio(*_loops(4, _Transformer))
+    yield Ratio("a step of a small transformer", found, "<= 1.03", "one process, 4 layers, 128 wide, p = 4")
     vector = torch.randn(4_000_000, generator=torch_stream("bench"))
     for codec in (*WIRES.values(), quantiser(8)):
         stream = torch_stream("bench", codec.name)
@@ -33,6 +32,11 @@ def ratios() -> Iterator[Ratio]:
         yield Ratio(
             f"{codec.name} there and back", compare(there_and_back, vector.clone), "", "over a copy of 4 M numbers"
         )
+
+
+def _cpu_ratio(loop: Callable[[], None], averaged: Callable[[], None]) -> float:
+    """In CPU seconds, which other programs disturb less, and over many rounds: the bar is three percent."""
+    return compare(averaged, loop, rounds=25, clock=time.process_time)
 
 
 def _loops(p: int, kind: type[_Loop]) -> tuple[Callable[[], None], Callable[[], None]]:

@@ -29,14 +29,19 @@ class Ratio:
         return self.value <= float(limit) if sign == "<=" else self.value >= float(limit)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def compare(call: Callable[[], object], baseline: Callable[[], object], rounds: int = 7) -> float:
+def compare(
+    call: Callable[[], object],
+    baseline: Callable[[], object],
+    rounds: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Time of ``call`` over time of ``baseline``: the median over rounds of both, so that noise hits both."""
     call()
     baseline()
-    return median(seconds(call) / seconds(baseline) for _ in range(rounds))
+    return median(seconds(call, clock) / seconds(baseline, clock) for _ in range(rounds))
