@@ -25,6 +25,7 @@ def candidates(workers: int) -> dict[str, dict[str, Any]]:
     if workers == 1:
         return found
     half, adaptive = max(1, workers // 2), {"name": "adaptive", "start": 4, **SMALL, "overlap": "auto"}
+    adasync = {"pace": {"name": "k-async", "k": "adasync", "start": max(1, min(2, workers - 1))}}
     found |= {
         "int8": {"period": {"name": "constant", "p": 1, **SMALL}},
         "period": {"period": adaptive},
@@ -32,7 +33,8 @@ def candidates(workers: int) -> dict[str, dict[str, Any]]:
         "long period": {"period": {"name": "constant", "p": 16, **SMALL, "overlap": "auto"}},
         "pace, half": {"pace": {"name": "k-async", "k": half}},
         "pace, batches": {"pace": {"name": "k-batch-async", "k": half}},
-        "AdaSync": {"pace": {"name": "k-async", "k": "adasync", "start": max(1, min(2, workers - 1))}},
+        "AdaSync": adasync,
+        "order + period + AdaSync": {**ordered, **adasync, "period": {"name": "adaptive", "start": 8, **SMALL}},
     }
     for mix in (0.0, 0.5):
         clocked = {"period": {"name": "clocked", "mix": mix, **SMALL}, "shards": DECK}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TaskArgument = Annotated[str, typer.Argument(help="A task's name, or module:function of your own.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Examples per worker per step.")]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets; HEMIOLA_DATA otherwise.")]
+DEFAULT_WORKERS = 8
 
 
 def measure(
@@ -68,17 +69,20 @@ def advise(
         facts = _facts(task, measured, here, batch, data)
         if facts is not None and delay is not None:
             raise InputError("--delay says what a step takes; --measured and --measure do, too: give one of them")
+        whose = ""
         trace = Path(folder) / "steps.csv" if write is None else write.absolute().with_suffix(".steps.csv")
         if facts is not None:
             facts.write_trace(trace)
-            delay = f"trace({trace})"
-            workers = workers or (len(facts.step_seconds) if len(facts.step_seconds) > 1 else None)
+            workers = workers or (len(facts.step_seconds) if len(facts.step_seconds) > 1 else DEFAULT_WORKERS)
+            # Of another number of workers nobody knows who is slow: all draw from all times.
+            whose = "" if workers == len(facts.step_seconds) else ", pooled"
+            delay = f"trace({trace}{whose})"
         link = {"bandwidth": bandwidth, "latency": latency} if bandwidth else (facts.link if facts else None)
         if not as_json and delay is None:
             typer.echo("No step times were given: every step is taken to last one second.")
         found = race(
             task,
-            workers or 8,
+            workers or DEFAULT_WORKERS,
             delay or "constant(1)",
             link,
             batch=batch,
@@ -94,7 +98,7 @@ def advise(
     else:
         _show(found)
     if write is not None:
-        told = f"trace({trace.name})" if facts is not None else delay or "constant(1)"
+        told = f"trace({trace.name}{whose})" if facts is not None else delay or "constant(1)"
         _write(write, found, task, told, link, batch, epochs)
 
 
