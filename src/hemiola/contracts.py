@@ -251,9 +251,12 @@ class Arrivals:
 # must have every member but those in `CAPABILITIES`, see `hemiola.own`.
 
 
+AS_GIVEN = "_given"  # attribute of a policy: its options as they were written, for its repr
+
+
 def _shown(policy: object) -> str:
     """A policy as it was made: ``CDGraB(sketch='fold:64')``."""
-    return f"{type(policy).__name__}({getattr(policy, '_given', '')})"
+    return f"{type(policy).__name__}({getattr(policy, AS_GIVEN, '')})"
 
 
 class Policy(Protocol):
@@ -273,7 +276,7 @@ class Policy(Protocol):
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         made = super().__new__(cls)
         given = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
-        object.__setattr__(made, "_given", ", ".join(given))
+        object.__setattr__(made, AS_GIVEN, ", ".join(given))
         return made
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -221,7 +221,6 @@ def main(count: int, first: int = 0) -> Counter[str]:
     warnings.simplefilter("ignore")
     results: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tiny_task.py").write_text((HERE / "tiny_task.py").read_text())
         for seed in range(first, first + count):
             data = malformed(random.Random(seed))
             result = attempt(data, Path(folder))

@@ -25,9 +25,7 @@ def test_the_check_finds_what_is_wrong(monkeypatch, tmp_path):
         raise KeyError("workers")
 
     monkeypatch.setattr("hemiola.lab.experiment.Cell.plan", fail)
-    monkeypatch.chdir(malformed_files.HERE)
     data = malformed_files.toml(malformed_files.BASE | {"run": malformed_files.RUNS[:1]}).encode()
-    (tmp_path / "tiny_task.py").write_text((malformed_files.HERE / "tiny_task.py").read_text())
     assert malformed_files.attempt(data, tmp_path) == "KeyError: 'workers'"
     monkeypatch.undo()
     assert malformed_files.attempt(data, tmp_path) == "runs"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hemiola.clusters.table import CLUSTERS
-from hemiola.contracts import Cluster, Order, Pace, Period, TaskLike, Work
+from hemiola.contracts import AS_GIVEN, Cluster, Order, Pace, Period, TaskLike, Work
 from hemiola.errors import InputError, unknown
 from hemiola.lab.tasks import load_task
 from hemiola.lab.tasks.load import checked_task
@@ -219,5 +219,5 @@ def described(value: Any) -> Any:
         return value
     own = value if inspect.isclass(value) or inspect.isroutine(value) else type(value)
     inside = {} if own is value else getattr(value, "__dict__", {})
-    attributes = {key: each for key, each in inside.items() if isinstance(each, _PLAIN)}
+    attributes = {key: each for key, each in inside.items() if isinstance(each, _PLAIN) and key != AS_GIVEN}
     return {"name": f"{own.__module__}:{own.__qualname__}", _LIVE: attributes}
