@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench docs reproduce clean
+.PHONY: demo test quick lint bench docs reproduce clean
 
 demo: .venv/.installed
 	$(BIN)/hemiola demo --out out/demo
@@ -11,6 +11,10 @@ demo: .venv/.installed
 test: .venv/.installed-dev lint
 	$(BIN)/pytest -n auto --maxfail=20 -m "not real"
 	$(BIN)/pytest --maxfail=5 --timeout 900 -m real
+
+# For daily work: linters and the tests of single parts, in less than two minutes.
+quick: .venv/.installed-dev lint
+	$(BIN)/pytest -n auto -m "not real and not slow"
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -10,6 +10,8 @@ import pytest
 
 import hemiola
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -9,6 +9,8 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import hemiola
 from hemiola.adapters.accelerate import LocalSGD, ordered
 
-pytestmark = pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning"), pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

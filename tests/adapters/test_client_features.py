@@ -30,7 +30,7 @@ from hemiola.adapters.accelerate import ordered  # noqa: E402
 from hemiola.adapters.lightning import Ordered  # noqa: E402
 from hemiola.adapters.transformers import OrderedMixin  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning"), pytest.mark.slow]
 
 EXAMPLES, BATCH, EPOCHS = 24, 4, 2
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 import hemiola  # noqa: E402
 from hemiola.adapters.lightning import Ordered  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning"), pytest.mark.slow]
 
 
 class Module(L.LightningModule):

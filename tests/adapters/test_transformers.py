@@ -26,7 +26,7 @@ from hemiola.adapters.transformers import LocalSteps, OrderedMixin
 from hemiola.gradients.ghost import Recorder
 from hemiola.gradients.sketch import parse_sketch
 
-pytestmark = pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore", "error::hemiola.errors.SamplerWarning"), pytest.mark.slow]
 
 
 class OrderedTrainer(OrderedMixin, Trainer):

@@ -14,6 +14,8 @@ import pytest
 from hemiola.lab.cli import main
 from hemiola.lab.progress import Display
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 task = "digits-logistic"
 workers = 4

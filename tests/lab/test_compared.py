@@ -13,6 +13,8 @@ from hemiola import InputError, Results, train
 from hemiola.lab.report import summary_of
 from hemiola.lab.report.conclusion import sentences
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENT = {
     "task": "breast-cancer-logistic",
     "workers": 2,

@@ -16,6 +16,8 @@ from damaged_folders import SHAPES, Templates, check, experiment, results, run, 
 from hemiola.errors import InputError
 from hemiola.lab.store import Store, reopen
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def templates(tmp_path_factory) -> Templates:

@@ -13,6 +13,8 @@ from hemiola.lab.experiment import Experiment
 from hemiola.lab.progress import Display
 from hemiola.lab.report.seeds import SeedCurve
 
+pytestmark = pytest.mark.slow
+
 
 def falling(speed: float, bytes_per_second: float = 1.0) -> SeedCurve:
     """A gap of exp(-speed * t), evaluated at t = 0, 1, ... 40."""

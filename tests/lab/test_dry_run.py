@@ -12,6 +12,8 @@ from hemiola.lab import cli
 from hemiola.lab.dry_run import dry_run
 from hemiola.lab.experiment import Experiment
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 task = "digits-logistic"
 workers = 4

@@ -11,6 +11,8 @@ from hemiola.errors import InputError
 from hemiola.lab.execute import check_with_data
 from hemiola.lab.experiment import Experiment, parse_change
 
+pytestmark = pytest.mark.slow
+
 GOOD = """
 task = "digits-logistic"
 workers = 4

@@ -16,6 +16,8 @@ from hemiola.lab.scaffold import write_new
 from hemiola.lab.schema import experiment_schema
 from hemiola.options import default_options
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

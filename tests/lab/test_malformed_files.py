@@ -12,6 +12,8 @@ import malformed_files
 
 from hemiola.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def test_malformed_files_run_or_are_refused_with_one_line(capsys):
     results = malformed_files.main(60)

@@ -12,6 +12,8 @@ from hemiola.errors import InputError
 from hemiola.lab.cli import main
 from hemiola.lab.tasks import load_task
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 TINY = {"task": "tiny_task:make", "workers": 2, "batch": 4, "stop": {"epochs": 3}, "optimizer": {"lr": 0.3}}
 

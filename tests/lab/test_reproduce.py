@@ -23,6 +23,8 @@ from hemiola.lab.reproduce.verdict import Judged, in_words, judge, shown, with_d
 from hemiola.lab.tasks import TASKS
 from hemiola.lab.tasks.files import SETS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 VERSIONS = pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 EVERY = pytest.mark.parametrize("name", list(claims()))

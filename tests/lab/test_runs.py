@@ -24,6 +24,8 @@ from hemiola.lab.experiment import Experiment
 from hemiola.lab.progress import Display
 from hemiola.lab.results import COLUMNS
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 RAISES = '            raise RuntimeError("this task has had enough")'
 

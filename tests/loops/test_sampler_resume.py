@@ -18,6 +18,8 @@ from hemiola.errors import InputError
 from hemiola.loops.sampler import OrderedSampler
 from hemiola.order import CDGraB
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 21
 
 

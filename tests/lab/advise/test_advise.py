@@ -15,6 +15,8 @@ from hemiola.lab.cli import app
 from hemiola.lab.experiment import Experiment
 from hemiola.timing.traces import read_trace
 
+pytestmark = pytest.mark.slow
+
 
 def trace(losses):
     count = len(losses)
