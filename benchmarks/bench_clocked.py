@@ -1,7 +1,8 @@
 """Nobody waits, for real: four gloo ranks on a link of 100 Mbit/s each, straggling, in wall seconds to the same loss.
 
 ``python benchmarks/run.py clocked`` (what ``bench_link.py`` needs). Every step takes at least 30 ms and an exponential
-draw with a mean of 30 ms more; ranks sleep for what computing leaves of it. The task is scikit-learn's digits, an MLP
+draw with a mean of 30 ms more; ranks sleep for what computing leaves of it (those of DDP for all of it, in the forward
+pass, which adds the few milliseconds of computing to each of their steps). The task is scikit-learn's digits, an MLP
 with two hidden layers of WIDTH (from the environment; 768 makes 648,202 parameters, whose all-reduce in float32 takes
 as long as five steps; 512 makes 301,066, two and a half steps), batches of 8, plain SGD. Compared:
 DistributedDataParallel with a DistributedSampler, and ``Averager(period=Clocked(), wire="int8")`` with
