@@ -164,7 +164,7 @@ def _run(name, policies, place, point, seed, epochs, every):
             units_cancelled=0,
             units_dropped=3 * epoch if paced else 0,
             wall_seconds=epoch * 0.2,
-            order={"herding": 40 * math.exp(-epoch / 3) + 2 + noise.random(), "skipped": 0}
+            order={"herding": 40 * math.exp(-epoch / 3) + 2 + noise.random(), "herding_ratio": 0.5, "skipped": 0}
             if ordered and epoch
             else {},
             period={"p": 4, "history": history} if adaptive else {"p": 1},

@@ -77,7 +77,7 @@ def test_every_chart_has_its_marks(visit):
     assert seen.pop("target-0")[2:] == [5, 15]
     for x in ("epochs", "seconds", "bytes"):
         assert seen.pop(f"against-{x}")[:2] == [5, 5]
-    for monitor in ("herding-0", "period-over-time-0", "spread-over-time-0"):
+    for monitor in ("herding-0", "herding-1", "period-over-time-0", "spread-over-time-0"):
         assert seen.pop(monitor)[:2] == [2, 2]
     for run in (0, 1):
         assert seen.pop(f"staleness-{run}")[2] == 14

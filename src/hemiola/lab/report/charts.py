@@ -96,8 +96,9 @@ def _over_time(
 
 
 def _herding(summary: Summary, theme: Theme) -> Iterator[Panel]:
-    if found := rows.curve_rows(summary, "epochs", "herding"):
-        yield _lines(summary, found, "herding bound", "epochs", theme)
+    for measure, title in (("herding", "herding bound"), ("herding_ratio", "herding bound / that of a random order")):
+        if found := rows.curve_rows(summary, "epochs", measure):
+            yield _lines(summary, found, title, "epochs", theme)
 
 
 def _sweep(summary: Summary, theme: Theme) -> Iterator[Panel]:

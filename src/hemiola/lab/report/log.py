@@ -17,7 +17,7 @@ from hemiola.lab.results import SCHEMA
 
 # The numbers of one evaluation: those of the line itself, and those its policies tell.
 _OWN = ("lr", *(column.name for column in SCHEMA if column.title and not column.logged))
-_TOLD = {"order": ("herding", "skipped"), "pace": ("k", "idle_share", "wasted_share")}
+_TOLD = {"order": ("herding", "herding_ratio", "skipped"), "pace": ("k", "idle_share", "wasted_share")}
 NUMBERS = (*_OWN, *(name for names in _TOLD.values() for name in names))
 # What is known of every averaging.
 HISTORY = ("step", "period", "spread", "seconds")

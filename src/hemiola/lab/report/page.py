@@ -287,7 +287,7 @@ def _policies(drawing: Drawing) -> str:
         "lr-over-time": "",
         "spread-over-time": "Spread: mean squared distance of the workers' weights from their mean when they averaged.",
         "herding": "Herding bound: the largest norm of a prefix sum of centred gradients within an epoch, in sketch "
-        "space; smaller is a better order.",
+        "space; smaller is a better order, and below 1 beside it better than a random one of the same gradients.",
     }
     grids = {name: drawing.charts(name, "") for name in explained}
     said = [explained[name] for name, grid in grids.items() if grid]

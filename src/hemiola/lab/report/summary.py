@@ -146,7 +146,7 @@ class Summary:
         """The drawn runs' curves at their best points of the sweep, thinned to what can be seen."""
         made = {run.name: curve(self.folder, run.name, run.best.point) for run in self.drawn}
         stretches = max(10, min(STRETCHES, 300 // max(1, len(made))))
-        measures = ("train_gap", "train_loss", "test_loss", "test_metric", "herding")
+        measures = ("train_gap", "train_loss", "test_loss", "test_metric", "herding", "herding_ratio")
         return {name: thin(line, measures, stretches) for name, line in made.items() if len(line)}
 
     def columns(self, among: Iterable[str]) -> list[str]:
