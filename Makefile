@@ -7,10 +7,10 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/hemiola demo --out out/demo
 
-# Tests that start real clusters have the machine to themselves: side by side they would be each other's stragglers.
+# Tests that start real clusters come after the others: they wait for processes more than they compute.
 test: .venv/.installed-dev lint
 	$(BIN)/pytest -n auto --maxfail=20 -m "not real"
-	$(BIN)/pytest --maxfail=5 --timeout 900 -m real
+	$(BIN)/pytest -n 2 --dist loadgroup --maxfail=5 --timeout 900 -m real
 
 # For daily work: linters and the tests of single parts, in less than two minutes.
 quick: .venv/.installed-dev lint

@@ -131,10 +131,10 @@ def play(
     return True
 
 
-def play_real(out: Path, say: Say, display: Callable[[], Display]) -> bool:
+def play_real(out: Path, say: Say, display: Callable[[], Display], seeds: Sequence[int] | None = None) -> bool:
     """A small version on real processes: two workers over torch.distributed on this machine, one of them slow."""
     say("\non real processes of this machine (torch.distributed): 2 workers whose steps straggle, measured seconds")
-    summary = _run("real", out / "real", 1, display, None)
+    summary = _run("real", out / "real", 1, display, seeds)
     if summary is None:
         return False
     for run in summary.runs:
