@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 
+from hemiola.contracts import Directions
+from hemiola.gradients.units import UnitGradients
 from hemiola.lab.experiment import Experiment
 from hemiola.training import Training
 
@@ -71,3 +73,9 @@ def test_a_restart_does_not_show(stop):
     second.run()
     assert torch.equal(whole.versions[whole.version], second.versions[second.version])
     assert [each.tolist() for each in whole.directions.found] == [each.tolist() for each in second.directions.found]
+
+
+def test_where_ghosts_see_no_layer_nothing_is_looked_for(monkeypatch):
+    monkeypatch.setattr(UnitGradients, "compute", None)
+    monkeypatch.setattr("hemiola.gradients.ghost.find_layers", lambda *_: ([], ["everything"]))
+    assert training().directions == Directions(0, [])

@@ -35,12 +35,13 @@ class DirectionFinder:
     def __init__(self, plan: Plan, initial: Tensor) -> None:
         assert plan.order.sketch is not None
         self._plan = plan
-        self._again = plan.lockstep and not plan.period.local and not plan.deck
         seed_torch("model", plan.seed)
         self._flat = FlatModel(plan.task.model())
         self._reader = BatchReader(plan.task, plan.shards, plan.order.unit, plan.seed, deck=plan.deck)
         self._units = UnitGradients(self._flat.module, plan.task.losses, plan.order.sketch, plan.seed)
-        self.found = self._find(0, initial)
+        sees = self._units.kind == "ghost"  # else rows are folded gradients, and there are no directions
+        self._again = sees and plan.lockstep and not plan.period.local and not plan.deck
+        self.found = self._find(0, initial) if sees else Directions(0, [])
 
     def begin(self, epoch: int, weights: Tensor) -> None:
         """A worker is about to make rows of this epoch, from these weights; find new directions if they are due."""
