@@ -66,6 +66,11 @@ def spread_of(rows: Sequence[Tensor]) -> float:
     return sum(float((row - mean).square().sum()) for row in rows) / len(rows)
 
 
+def spread_of_stacked(rows: Tensor) -> float:
+    """The same of rows that lie in one tensor."""
+    return float((rows - rows.mean(0)).square().sum() / len(rows))
+
+
 def all_finite(vector: Tensor) -> bool:
     """Whether every number is finite. A finite sum says so in one pass; only a sum that is not needs a second look."""
     return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())

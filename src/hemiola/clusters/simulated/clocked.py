@@ -13,7 +13,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from hemiola.clusters.merging import together
+from hemiola.clusters.merging import spread_of_stacked, together
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.simulated.timeline import BetweenAveragings, Step, Timeline
@@ -166,8 +166,7 @@ class ClockedCluster:
             return None, 0.0
         rows = self.sender.send(torch.stack([gathered[stint.worker] for stint in stints]), stints)
         change = torch.full((len(rows),), 1.0 / self.workers, dtype=rows.dtype) @ rows
-        parameters = rows[:, : self.runner.flat.size]
-        return change, float((parameters - parameters.mean(0)).square().sum() / len(rows))
+        return change, spread_of_stacked(rows[:, : self.runner.flat.size])
 
     # ---------------------------------------------------------------------------------------------------------- state
 

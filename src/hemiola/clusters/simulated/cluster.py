@@ -14,7 +14,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from hemiola.clusters.merging import shares
+from hemiola.clusters.merging import shares, spread_of_stacked
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.clockwork import Clockwork, Round
 from hemiola.clusters.simulated.sketch_cost import Charge
@@ -161,9 +161,8 @@ class SimulatedCluster:
         if not self.period.local:
             return change, finished, 0.0
         self.runner.combine_momentum([stints[i].worker for i in good], self.exchange.momentum)
-        parameters = rows[:, : self.runner.flat.size]  # Buffers are averaged too, but are no part of the spread.
-        spread = float((parameters - parameters.mean(0)).square().sum() / len(good))
-        return change, finished, spread
+        # Buffers are averaged too, but are no part of the spread.
+        return change, finished, spread_of_stacked(rows[:, : self.runner.flat.size])
 
     def _shared_gradient(self, stints: Sequence[Stint], factors: Sequence[float]) -> tuple[Tensor, Finished]:
         """One backward pass for each version read."""

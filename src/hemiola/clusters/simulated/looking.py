@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hemiola.clusters.look import Look
-from hemiola.clusters.merging import together
+from hemiola.clusters.merging import spread_of_stacked, together
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.stints import StintRunner
@@ -118,8 +118,7 @@ class LookingCluster:
         if good:
             rows = self.sender.send(torch.stack([done.changes[w] for w in good]), [done.stint(w) for w in good])
             change = torch.full((len(good),), 1.0 / len(good), dtype=rows.dtype) @ rows
-            parameters = rows[:, : self.runner.flat.size]
-            spread = float((parameters - parameters.mean(0)).square().sum() / len(good))
+            spread = spread_of_stacked(rows[:, : self.runner.flat.size])
             self.runner.combine_momentum(good, self.exchange.momentum)
         message = ring_bytes(self.sender.message_bytes, self.workers) + gather_bytes(gathered, self.workers)
         return Update(
