@@ -8,7 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from torch_ranks import TASKS, Job, train_on_ranks
+from torch_ranks import TASKS, Job, train_on_ranks, visits_dealt
 
 from hemiola.lab.experiment import Experiment
 
@@ -56,9 +56,8 @@ def trained(tmp_path_factory):
 
 def visits(run):
     return [
-        used + refused
+        [used + refused for used, refused in zip(mine, spoilt, strict=True)]
         for mine, spoilt in zip(run.counts["used"], run.counts["refused"], strict=True)
-        for used, refused in zip(mine, spoilt, strict=True)
     ]
 
 
@@ -75,10 +74,9 @@ def test_all_ranks_end_alike_and_no_example_is_left_out(trained, name):
     if name != "spoilt":  # which has an example whose loss is not a number
         assert first.curve()[-1] < 0.9 * first.curve()[0]
     epochs = {"spoilt": 6, "slow": 20}.get(name, 12)
-    assert sum(visits(first)) >= epochs * 61
+    assert sum(map(sum, visits(first))) >= epochs * 61
+    assert visits(first) == first.dealt  # nothing is lost or doubled
     assert all(a < b for a, b in zip(first.curve("seconds"), first.curve("seconds")[1:], strict=False))
-    if name != "shards":  # of one deck nobody is far ahead
-        assert max(visits(first)) - min(visits(first)) <= 3
 
 
 def test_a_slow_rank_takes_fewer_batches(trained):
@@ -93,18 +91,12 @@ def test_what_is_not_finite_is_refused_and_the_others_go_on(trained):
 
 
 def test_a_stopped_run_has_visited_exactly_what_its_deck_has_dealt(trained):
-    """Nothing is lost or doubled: places before the deck's own are done, but for those that came back."""
+    """Which is what its checkpoint says: places before the deck's own are done, but for those that came back."""
     state = trained["state"]
     assert trained["stopped again"][0].status == "running"
-    deck = state["queues"]
     plan, _ = Experiment(ORDERED).cells[0].plan(None)
     plan.order.begin([61], plan.seed, False)
     plan.order.load_state_dict(state["order"])
-    expected = [deck["epoch"]] * 61
-    for unit in plan.order.sequence(0, deck["epoch"])[: deck["position"]]:
-        expected[unit] += 1
-    for _, _, units in deck["returned"]:
-        for unit in units:
-            expected[unit] -= 1
     counts = state["ledger"]["counts"]
-    assert (counts["used"][0] + counts["refused"][0]).tolist() == expected
+    visited = (counts["used"][0] + counts["refused"][0]).tolist()
+    assert [visited] == visits_dealt(state["queues"], plan.order, [61]) == visits(trained["stopped again"][0])

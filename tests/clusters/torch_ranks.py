@@ -1,7 +1,7 @@
 """Trains experiments on any cluster and hands back what tests compare: in this process, or as ranks of a torch cluster.
 
 Ranks are real processes with a real gloo group. They are forked from a server that has imported torch once, because
-importing it is most of the time such a test takes; `test_collective_real.py` starts them as users do.
+importing it is most of the time such a test takes; `test_torch_real.py` starts them as users do.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hemiola.clusters.torch.clocked import ClockedCollectiveCluster
 from hemiola.clusters.torch.group import Place, join, leave
+from hemiola.contracts import Order, State
 from hemiola.lab.cell_folder import CellFolder
 from hemiola.lab.experiment import Experiment
 from hemiola.lab.ranks import RankWatch, train_as_rank
@@ -64,6 +67,7 @@ class Trained:
     period: dict[str, Any] = field(default_factory=dict)
     updates: int = 0
     memory: list[Tensor] = field(default_factory=list)
+    dealt: list[list[int]] = field(default_factory=list)
 
     def curve(self, key: str = "train_loss") -> list[float]:
         return [line[key] for line in self.log]
@@ -155,7 +159,27 @@ def _trained(training: Training) -> Trained:
             for _, value in sorted(state.items())
             if isinstance(value, Tensor)
         ],
+        dealt=_dealt(training),
     )
+
+
+def _dealt(training: Training) -> list[list[int]]:
+    """How often each unit was given out and did not come back; what a clocked rank still has in stock comes back."""
+    if isinstance(training.cluster, ClockedCollectiveCluster):
+        training.cluster._give_back()
+    return visits_dealt(training.queues.state_dict(), training.plan.order, training.sizes)
+
+
+def visits_dealt(queues: State, order: Order, sizes: list[int]) -> list[list[int]]:
+    """For each queue, or for the one deck, how often each unit is over according to its state."""
+    expected = []
+    for worker, (queue, size) in enumerate(zip(queues.get("queues", [queues]), sizes, strict=True)):
+        visits = np.full(size, queue["epoch"])
+        visits[order.sequence(worker, queue["epoch"])[: queue["position"]]] += 1
+        for _, _, units in queue["returned"]:
+            visits[units] -= 1
+        expected.append(visits.tolist())
+    return expected
 
 
 # ------------------------------------------------------------------------------------------------------ tasks to train
@@ -212,7 +236,7 @@ if __name__ == "__rank__":
     _jobs, _place, _rendezvous = JOBS  # type: ignore[name-defined]  # noqa: F821 - given by train_on_ranks
     run_rank(_jobs, Place(**_place), Path(_rendezvous))
 elif __name__ == "__main__":
-    # Started by the elastic launcher: `python -m torch_ranks MEETING`, with the jobs in MEETING/jobs.
+    # Started by the elastic launcher: `python -m torch_ranks FOLDER`, with the jobs in FOLDER/jobs.
     import pickle
 
     _found = Place.find()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from scipy import special, stats
+import scipy  # its parts are imported when they are first used: scipy.stats takes a second
+from scipy import special
 
 from hemiola.pace.laws import Empirical, Floats, Law
 
@@ -34,7 +35,7 @@ def mean_spacings(law: Empirical, workers: int) -> Floats:
     """
     gaps, shares = np.diff(law.values), law.cdf(law.values)[:-1]
     counts = np.arange(1, workers)[:, None]
-    return np.asarray(stats.binom.pmf(counts, workers, shares[None, :]) @ gaps)
+    return np.asarray(scipy.stats.binom.pmf(counts, workers, shares[None, :]) @ gaps)
 
 
 def fit_delays(finished: Sequence[float], censored: Sequence[float]) -> Empirical:
@@ -46,7 +47,7 @@ def fit_delays(finished: Sequence[float], censored: Sequence[float]) -> Empirica
     """
     if not len(censored):
         return Empirical(finished)
-    survival = stats.ecdf(stats.CensoredData(uncensored=list(finished), right=list(censored))).sf
+    survival = scipy.stats.ecdf(scipy.stats.CensoredData(uncensored=list(finished), right=list(censored))).sf
     times, alive = survival.quantiles, survival.probabilities
     masses = -np.diff(np.concatenate(([1.0], alive)))
     if alive[-1] <= 0:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
+import scipy  # its parts are imported when they are first used: scipy.stats takes a second
 
 from hemiola.errors import InputError, unknown
 from hemiola.pace.laws import Empirical, Floats, Hyperexponential, Law
@@ -182,14 +182,14 @@ def _constant(seconds: float) -> tuple[Law, Draw]:
 
 def _exponential(mean: float) -> tuple[Law, Draw]:
     _above(0, "exponential", mean=mean)
-    return stats.expon(scale=mean), lambda generator, n: generator.standard_exponential(n) * mean
+    return scipy.stats.expon(scale=mean), lambda generator, n: generator.standard_exponential(n) * mean
 
 
 def _shifted_exponential(shift: float, mean: float) -> tuple[Law, Draw]:
     if shift < 0:
         raise InputError(f"the shift of shifted-exponential must be at least 0, got {shift}")
     _above(0, "shifted-exponential", mean=mean)
-    law = stats.expon(loc=shift, scale=mean)
+    law = scipy.stats.expon(loc=shift, scale=mean)
     return law, lambda generator, n: shift + generator.standard_exponential(n) * mean
 
 
@@ -197,7 +197,7 @@ def _pareto(alpha: float, mean: float) -> tuple[Law, Draw]:
     _above(1, "pareto", " (below that the law has no mean)", alpha=alpha)
     _above(0, "pareto", mean=mean)
     least = mean * (alpha - 1) / alpha
-    law = stats.pareto(alpha, scale=least)
+    law = scipy.stats.pareto(alpha, scale=least)
     return law, lambda generator, n: least * np.exp(generator.standard_exponential(n) / alpha)
 
 
@@ -205,7 +205,7 @@ def _lognormal(mean: float, cv: float) -> tuple[Law, Draw]:
     _above(0, "lognormal", mean=mean, cv=cv)
     sigma = math.sqrt(math.log1p(cv * cv))
     scale = mean * math.exp(-sigma * sigma / 2)
-    law = stats.lognorm(s=sigma, scale=scale)
+    law = scipy.stats.lognorm(s=sigma, scale=scale)
     return law, lambda generator, n: scale * np.exp(generator.standard_normal(n) * sigma)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy  # its parts are imported when they are first used: scipy.stats takes a second
 
 from hemiola.errors import InputError
 
@@ -53,7 +53,7 @@ class Trace:
         found = {}
         for worker, median in medians.items() if len(medians) > 1 else ():
             mine = owners == worker
-            p = stats.mannwhitneyu(times[mine], times[~mine]).pvalue
+            p = scipy.stats.mannwhitneyu(times[mine], times[~mine]).pvalue
             if abs(math.log(median / middle)) > math.log(UNEQUAL) and p < CHANCE / len(medians):
                 found[worker] = median / middle
         return found
