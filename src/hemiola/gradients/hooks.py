@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class Hook:
     """A function on a model that a copy of the model, or a pickled one, does without.
@@ -16,8 +18,12 @@ class Hook:
 
     def __init__(self, call: Callable[..., Any], copied: tuple[Any, ...] | None = None) -> None:
         self._call, self._copied = call, (_nothing, ()) if copied is None else copied
+        # torch.compile would compile what only keeps the books, and compile it again whenever they have changed.
+        self._uncompiled = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self._uncompiled(*args, **kwargs)
         return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
