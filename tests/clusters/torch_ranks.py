@@ -92,7 +92,7 @@ def train_here(job: Job) -> Trained:
 def train_on_ranks(jobs: list[Job], workers: int, rendezvous: Path) -> list[list[Trained]]:
     """Train all jobs, one after the other, in one group; returns for each job what every rank has."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hemiola.lab.ranks", "torch._dynamo", "sklearn.datasets"])
+    context.set_forkserver_preload(["hemiola.lab.ranks", "torch._dynamo"])
     rendezvous.mkdir(exist_ok=True)
     processes = []
     for rank in range(workers):

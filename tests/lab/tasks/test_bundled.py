@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits
 
 from hemiola import contracts
 from hemiola.errors import InputError
-from hemiola.lab.tasks import TASKS, load_task
+from hemiola.lab.tasks import TASKS, load_task, readers
 from hemiola.streams import torch_stream
 
 BUNDLED = [name for name, entry in TASKS.items() if not entry.data]
@@ -27,6 +27,17 @@ def test_digits_are_scaled_to_the_unit_interval_and_split_in_order():
     assert torch.equal(inputs, torch.tensor(pixels[1500:] / 16, dtype=torch.float32))
     assert targets.tolist() == labels[1500:].tolist()
     assert (task.l2, task.convex) == (1e-3, True)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_scikit_learns_tables_are_read_as_it_reads_them(moved, monkeypatch):
+    if moved:
+        monkeypatch.setattr(readers, "find_spec", lambda name: None)
+    for load, file, header in ((load_digits, "digits.csv.gz", 0), (load_breast_cancer, "breast_cancer.csv", 1)):
+        found = readers.read_from_sklearn(load.__name__.removeprefix("load_"), file, header)
+        for mine, expected in zip(found, load(return_X_y=True), strict=True):
+            assert mine.dtype == expected.dtype
+            np.testing.assert_array_equal(mine, expected)
 
 
 def test_without_l2_a_logistic_task_is_not_called_convex():

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from hemiola.lab.tasks.readers import read_from_sklearn
 from hemiola.lab.tasks.task import Task, logistic_task
 
 TRAIN = 469
@@ -17,9 +18,7 @@ TRAIN = 469
 
 @cache
 def _tumours() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_breast_cancer
-
-    inputs, targets = load_breast_cancer(return_X_y=True)
+    inputs, targets = read_from_sklearn("breast_cancer", "breast_cancer.csv", header=1)
     seen = inputs[:TRAIN]
     inputs = (inputs - seen.mean(axis=0)) / seen.std(axis=0)
     return torch.from_numpy(inputs).to(torch.float32), torch.from_numpy(targets).to(torch.int64)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hemiola.errors import InputError
 from hemiola.lab.tasks.models import mlp
+from hemiola.lab.tasks.readers import read_from_sklearn
 from hemiola.lab.tasks.task import Noise, Task
 from hemiola.streams import stream
 
@@ -23,9 +24,7 @@ PIXEL_DEVIATION = 0.375
 
 @cache
 def _digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = read_from_sklearn("digits", "digits.csv.gz", header=0)
     return torch.from_numpy(pixels / 16.0).to(torch.float32), torch.from_numpy(labels).to(torch.int64)
 
 

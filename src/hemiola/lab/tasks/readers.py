@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,30 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"cannot read {path}: not UTF-8 text (byte {error.start})") from error
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"cannot read {path}: {error}") from error
+
+
+def read_from_sklearn(name: str, file: str, header: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a table that comes with scikit-learn.
+
+    Importing scikit-learn takes longer than all of a small run, so its file is read; where it has moved, the package
+    is asked.
+
+    Args:
+        name: In ``sklearn.datasets``, after ``load_``.
+        file: In the package's folder of data: numbers with commas, the target last.
+        header: Lines of the file before the numbers.
+    """
+    package = find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        path = Path(package.origin).parent / "datasets" / "data" / file
+        if path.exists():
+            with reading(path):
+                table = np.loadtxt(path, delimiter=",", skiprows=header)
+            return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(np.int64)
+    from sklearn import datasets
+
+    inputs, targets = vars(datasets)[f"load_{name}"](return_X_y=True)
+    return inputs, targets
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
