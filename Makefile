@@ -7,14 +7,15 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/hemiola demo --out out/demo
 
-# Tests that start real clusters come after the others: they wait for processes more than they compute.
+# The tests of a file run in one process, files with real clusters first (tests/conftest.py).
+TESTS := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
+
 test: .venv/.installed-dev lint
-	$(BIN)/pytest -n auto --maxfail=20 -m "not real"
-	$(BIN)/pytest -n 2 --dist loadgroup --maxfail=5 --timeout 900 -m real
+	$(TESTS) --maxfail=20 --timeout 900
 
 # For daily work: linters and the tests of single parts, in less than two minutes.
 quick: .venv/.installed-dev lint
-	$(BIN)/pytest -n auto -m "not real and not slow"
+	$(TESTS) -m "not real and not slow"
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

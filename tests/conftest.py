@@ -19,6 +19,22 @@ hypothesis.settings.register_profile("explore", derandomize=False, deadline=None
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``--dist loadgroup`` the tests of a file run in one process, so that what they share is made once.
+
+    Files with tests that start real clusters come first, then those with other slow tests: short ones fill the end.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+    slowest: dict[Path, int] = {}
+    for item in items:
+        rank = 0 if item.get_closest_marker("real") else 1 if item.get_closest_marker("slow") else 2
+        slowest[item.path] = min(rank, slowest.get(item.path, rank))
+    items.sort(key=lambda item: slowest[item.path])
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HEMIOLA_CACHE"] = str(tmp_path_factory.mktemp("cache"))

@@ -345,16 +345,22 @@ def _training(family: str, make: Callable[[], Any], given: dict[str, Any]) -> Tr
 def _check_simulated(family: str, make: Callable[[], Any], given: dict[str, Any]) -> None:
     whole = _finished(family, make, given)
     policy = _policy(whole, family)
-    again = _finished(family, make, given)
+    stops = sorted({max(1, whole.version // 3), max(1, whole.version - 2)})
+    saved: dict[int, State] = {}
+
+    def save(run: Training) -> bool:
+        if run.version in stops:
+            saved[run.version] = _saved_and_loaded(run.state_dict(), family, policy)
+        return True
+
+    again = _finished(family, make, given, save)
     _require(_same(whole, again), family, policy, "the same run gives other numbers the second time")
-    for stop_at in sorted({max(1, whole.version // 3), max(1, whole.version - 2)}):
-        first = _training(family, make, given)
-        first.run(lambda run, stop_at=stop_at: run.version < stop_at)  # type: ignore[misc]
-        second = _training(family, make, given)
-        second.load_state_dict(_saved_and_loaded(first.state_dict(), family, policy))
-        second.run()
+    for stop_at in stops:
+        resumed = _training(family, make, given)
+        resumed.load_state_dict(saved[stop_at])
+        resumed.run()
         _require(
-            _same(whole, second),
+            _same(whole, resumed),
             family,
             policy,
             f"stopped after update {stop_at} of {whole.version} and resumed, it goes on differently; "
@@ -362,11 +368,16 @@ def _check_simulated(family: str, make: Callable[[], Any], given: dict[str, Any]
         )
 
 
-def _finished(family: str, make: Callable[[], Any], given: dict[str, Any]) -> Training:
+def _finished(
+    family: str,
+    make: Callable[[], Any],
+    given: dict[str, Any],
+    after_update: Callable[[Training], bool] | None = None,
+) -> Training:
     """A whole run, which must have visited every unit as often as its epochs say."""
     training = _training(family, make, given)
     try:
-        status = training.run()
+        status = training.run(after_update)
     finally:
         training.close()
     policy = _policy(training, family)

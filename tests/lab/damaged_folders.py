@@ -145,18 +145,7 @@ def damage(folder: Path, templates: Templates, chance: random.Random) -> str:
     path = chance.choice(places)
     name = f"{what} {path.relative_to(folder)}"
     if what in ("flip", "truncate", "append", "edit"):
-        content = bytearray(path.read_bytes())
-        if what == "flip":
-            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        elif what == "truncate":
-            content = content[: chance.randrange(len(content))]
-        elif what == "append":
-            content += chance.randbytes(chance.randrange(1, 40))
-        else:  # one number becomes another
-            digits = [at for at, byte in enumerate(content) if 48 <= byte <= 57]
-            if digits:
-                content[chance.choice(digits)] = 48 + chance.randrange(10)
-        path.write_bytes(content)
+        path.write_bytes(_edited(bytearray(path.read_bytes()), what, chance))
     elif what in ("shape", "bytes", "folder", "gone"):
         _remove(path)
         if what == "folder":
@@ -181,6 +170,20 @@ def damage(folder: Path, templates: Templates, chance: random.Random) -> str:
             path.parent.mkdir(exist_ok=True, parents=True)
             shutil.copy(chance.choice(donors), path)
     return name
+
+
+def _edited(content: bytearray, how: str, chance: random.Random) -> bytearray:
+    if how == "flip":
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    elif how == "truncate":
+        content = content[: chance.randrange(len(content))]
+    elif how == "append":
+        content += chance.randbytes(chance.randrange(1, 40))
+    else:  # one number becomes another
+        digits = [at for at, byte in enumerate(content) if 48 <= byte <= 57]
+        if digits:
+            content[chance.choice(digits)] = 48 + chance.randrange(10)
+    return content
 
 
 def _remove(path: Path) -> None:

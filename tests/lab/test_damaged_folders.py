@@ -31,6 +31,13 @@ def half(templates, tmp_path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.fixture
+def whole(templates, tmp_path) -> Path:
+    """Everything is finished, so that only what was damaged is trained again."""
+    shutil.copytree(templates.whole, tmp_path / "out")
+    return tmp_path / "out"
+
+
 def go_on(folder: Path, templates: Templates) -> list[str]:
     """Resume; what comes out must be right. Returns what was said."""
     said: list[str] = []
@@ -53,10 +60,10 @@ def test_whatever_happens_to_a_folder(templates, tmp_path, number):
 
 
 @pytest.mark.parametrize("text", SHAPES, ids=lambda text: repr(text[:20]))
-def test_a_result_of_the_wrong_shape_is_set_aside(half, templates, text):
-    result = half / "cells" / "00-a-seed0" / "result.json"
+def test_a_result_of_the_wrong_shape_is_set_aside(whole, templates, text):
+    result = whole / "cells" / "00-a-seed0" / "result.json"
     result.write_bytes(text)
-    (line,) = go_on(half, templates)
+    (line,) = go_on(whole, templates)
     assert line.startswith(f"{result}: is damaged")
     assert line.endswith("; kept as result.json.set-aside")
     assert (result.parent / "result.json.set-aside").read_bytes() == text
@@ -127,16 +134,16 @@ def test_without_experiment_json_good_cells_are_known(half, templates):
 
 
 @pytest.mark.parametrize("text", SHAPES, ids=lambda text: repr(text[:20]))
-def test_a_damaged_experiment_json_is_set_aside(half, templates, text):
-    path = half / "experiment.json"
+def test_a_damaged_experiment_json_is_set_aside(whole, templates, text):
+    path = whole / "experiment.json"
     path.write_bytes(text)
     with pytest.raises(InputError, match=r"experiment.json: is damaged; run the experiment's file again with --resume"):
-        reopen(half)
+        reopen(whole)
     with pytest.raises(InputError, match=r"experiment.json: is damaged; add --resume"):
-        run(Store(half, experiment()), [], resume=False)
-    (line,) = go_on(half, templates)
+        run(Store(whole, experiment()), [], resume=False)
+    (line,) = go_on(whole, templates)
     assert line == f"{path}: is damaged; kept as experiment.json.set-aside, and parts are known by what they hold"
-    assert len(reopen(half).experiment.cells) == 4
+    assert len(reopen(whole).experiment.cells) == 4
 
 
 def test_a_changed_letter_in_experiment_json_is_no_other_experiment(half, templates):
