@@ -8,7 +8,7 @@ demo: .venv/.installed
 	$(BIN)/hemiola demo --out out/demo
 
 # The tests of a file run in one process, files with real clusters first (tests/conftest.py).
-TESTS := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
+TESTS := $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: .venv/.installed-dev lint
 	$(TESTS) --maxfail=20 --timeout 900

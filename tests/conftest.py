@@ -19,15 +19,12 @@ hypothesis.settings.register_profile("explore", derandomize=False, deadline=None
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``--dist loadgroup`` the tests of a file run in one process, so that what they share is made once.
+    """Files with tests that start real clusters come first, then those with other slow tests: short ones fill the end.
 
-    Files with tests that start real clusters come first, then those with other slow tests: short ones fill the end.
+    That is what ``--dist loadfile --no-loadscope-reorder`` keeps to; the tests of a file run in one process, and what
+    they share is made once. (``--dist loadgroup`` of pytest-xdist 3.8 sees no groups under pytest 9.2.)
     """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
     slowest: dict[Path, int] = {}
     for item in items:
         rank = 0 if item.get_closest_marker("real") else 1 if item.get_closest_marker("slow") else 2

@@ -33,7 +33,7 @@ from hemiola.timing.delays import DelayStreams, parse_delay
 from hemiola.timing.traces import read_trace
 from hemiola.training import Training, split_examples
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.real
 WORKERS = 4
 
 

@@ -35,7 +35,6 @@ def test_a_cluster_that_asks_for_a_token_is_one_line(monkeypatch):
 
 
 @pytest.mark.real
-@pytest.mark.xdist_group("ray")
 def test_a_ray_that_died_is_one_line_and_nothing_waits_for_it():
     engine = Engine(None, 1)
     try:

@@ -20,7 +20,7 @@ from hemiola.clusters.ray import engine
 from hemiola.errors import InputError
 from hemiola.lab.experiment import Experiment
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.real
 
 FILE = """
 task = "digits-logistic"
