@@ -108,8 +108,10 @@ def test_every_experiment_file_is_of_some_claim():
     [
         ({"run": "a", "slope": {"b": 1.0}}, "either run or slope"),
         ({}, "either run or slope"),
-        ({"run": "a", "over": "b", "minus": "c"}, "either over or minus"),
-        ({"run": "a", "at": {"epochs": 1.0}, "reach": 2.0}, "one of at, last and reach"),
+        ({"run": "a", "over": "b", "minus": "c"}, "one of over, minus and way"),
+        ({"run": "a", "way": ["b"]}, "from one run to another"),
+        ({"run": "a", "at": {"epochs": 1.0}, "reach": 2.0}, "one of at, last, reach and until"),
+        ({"run": "a", "until": "b", "reach": 2.0}, "one of at, last, reach and until"),
     ],
 )
 def test_a_number_that_means_nothing_is_refused(given, message):
@@ -188,6 +190,31 @@ def test_reaching_by_the_mean_curve_and_seed_by_seed():
     both = folder({"a": lines(2.0, 0.1), "b": lines(2.0, 2.0)})
     assert measure(number(run="b", over="a", reach=0.5), both).value == math.inf
     assert math.isnan(measure(number(run="b", over="b", reach=0.5), both).value)
+
+
+def test_until_another_run_ends():
+    found = folder(
+        {
+            ("a", (), "0"): lines(8.0, 5.0, 4.0),
+            ("a", (), "1"): lines(8.0, 5.0, 2.0),
+            ("b", (), "0"): lines(4.0, 3.0, 1.0),  # where a ends: at once
+            ("b", (), "1"): lines(8.0, 3.0, 1.0),  # in the end
+        }
+    )
+    sooner = number(run="a", over="b", until="a", curve="seeds")
+    assert measure(number(run="b", until="a", curve="seeds"), found).value == 5.0  # 0 and 10 seconds
+    assert measure(number(run="a", until="a", curve="seeds"), found).value == 10.0
+    assert measure(sooner, found).value == 2.0
+    assert measure(number(run="b", until="a"), found).value == 5.0  # the mean is 3 there, as where a ends
+    assert sooner.label == "n (to where 'a' ends)"
+    assert sooner.runs == ["a", "b", "a"]
+
+
+def test_the_share_of_a_way():
+    found = folder({"far": lines(4.0), "near": lines(2.0), "a": lines(3.5)})
+    assert measure(number(way=["far", "near"]), found).value == 0.25
+    assert measure(number(run="near", way=["far", "near"]), found).value == 1.0
+    assert math.isnan(measure(number(way=["far", "nobody"]), found).value)
 
 
 def test_a_diverged_seed_is_infinitely_bad():
@@ -458,6 +485,16 @@ def test_the_page_of_results_is_what_the_command_writes():
 def test_every_measured_claim_has_its_picture():
     for name in docs._measured():
         assert (ROOT / f"docs/results/{name}.svg").is_file()
+
+
+def test_the_list_of_claims_as_json(tmp_path):
+    code, text = hemiola("reproduce", "--json", "--out", tmp_path)
+    rows = json.loads(text)
+    assert code == 0
+    assert [row["name"] for row in rows] == list(claims())
+    assert all(row["paper"] in table().papers and row["state"] == "not run" for row in rows)
+    code, text = hemiola("reproduce", "herding", "--json", "--out", tmp_path)
+    assert (code, "--json is for the list of claims" in text) == (2, True)
 
 
 def test_writing_the_page(tmp_path, monkeypatch):

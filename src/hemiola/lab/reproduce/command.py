@@ -5,10 +5,11 @@ Heavy imports wait until they are needed, so that ``hemiola --help`` is quick.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +38,7 @@ def reproduce_command(
         int | None, typer.Option("--jobs", min=1, help="Parts side by side; the number of cores otherwise.")
     ] = None,
     docs: Annotated[bool, typer.Option("--docs", help="Write docs/results.md from the finished claims.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list of claims as JSON.")] = False,
 ) -> None:
     """Run published claims, check them, and write a page on each; without a name, list them."""
     from rich.console import Console
@@ -53,26 +55,49 @@ def reproduce_command(
         for path in write_docs(out, Path("docs")):
             console.print(f"written: {path}", soft_wrap=True)
     elif not names:
-        console.print(_listing(out, quick))
+        rows = _listed(out, quick)
+        if as_json:
+            typer.echo(json.dumps(rows, indent=2))
+        else:
+            console.print(_listing(rows))
+    elif as_json:
+        raise InputError("--json is for the list of claims; numbers.json in a claim's folder has what it measured")
     else:
         chosen = list(claims().values()) if names == [ALL] else [claim_named(name) for name in names]
         _run(chosen, names, out, quick, resume, data, jobs, console)
 
 
-def _listing(out: Path, quick: bool) -> Table:
-    from rich.table import Table
-
+def _listed(out: Path, quick: bool) -> list[dict[str, Any]]:
+    """Every claim as plain values."""
     from hemiola.lab.reproduce.docs import known_minutes
     from hemiola.lab.reproduce.folder import ClaimFolder
     from hemiola.lab.reproduce.table import claims
 
-    listing = Table("claim", "paper", "what it says", "task", "minutes", "state", box=None, header_style="bold")
-    for claim in claims().values():
-        minutes = known_minutes(claim.name, quick)
-        state = ClaimFolder(out, claim, quick).state
-        listing.add_row(
-            claim.name, claim.paper, claim.claim, claim.task, "" if minutes is None else f"{minutes:.1f}", state
-        )
+    return [
+        {
+            "name": claim.name,
+            "paper": claim.paper,
+            "claim": claim.claim,
+            "task": claim.task,
+            "minutes": known_minutes(claim.name, quick),
+            "state": ClaimFolder(out, claim, quick).state,
+        }
+        for claim in claims().values()
+    ]
+
+
+def _listing(rows: list[dict[str, Any]]) -> Table:
+    """A block for every paper, so that what a claim says has room on a narrow terminal."""
+    from rich.table import Table
+
+    from hemiola.lab.reproduce.table import table
+
+    listing = Table("claim", "what it says (what it is tested on)", "minutes", "state", box=None, header_style="bold")
+    for paper, title in table().papers.items():
+        listing.add_row("", f"{paper}: {title}", "", "", style="bold")
+        for row in (each for each in rows if each["paper"] == paper):
+            minutes = "" if row["minutes"] is None else f"{row['minutes']:.1f}"
+            listing.add_row(row["name"], f"{row['claim']} ({row['task']})", minutes, row["state"])
     return listing
 
 

@@ -44,14 +44,14 @@ def measure(number: Number, folder: Folder) -> Measured:
     """Measure a number on the folder of its experiment."""
     if number.slope is not None:
         return _slope(number, folder, number.slope)
-    first = _best(number, folder, _listed(number.run))
-    if not (number.over or number.minus):
-        return first.scaled(number.times).measured()
-    second = _best(number, folder, _listed(number.over or number.minus))
-    combine: Callable[[float, float], float] = _ratio if number.over else _difference
-    value = combine(first.value, second.value) * number.times
-    both = first.by_seed.keys() & second.by_seed.keys()
-    seeds = [combine(first.by_seed[seed], second.by_seed[seed]) * number.times for seed in sorted(both)]
+    others: Sequence[str | list[str]] = number.way or [number.over or number.minus]
+    combine: Callable[..., float] = _share if number.way else _ratio if number.over else _difference
+    read = [_best(number, folder, _listed(runs)) for runs in (number.run, *others) if runs]
+    if len(read) == 1:
+        return read[0].scaled(number.times).measured()
+    value = combine(*(one.value for one in read)) * number.times
+    common = set.intersection(*(set(one.by_seed) for one in read))
+    seeds = [combine(*(one.by_seed[seed] for one in read)) * number.times for seed in sorted(common)]
     return Measured.over_seeds(seeds, value)
 
 
@@ -80,16 +80,20 @@ def _at_best_point(number: Number, folder: Folder, run: str) -> tuple[_Read, flo
     read = []
     for point in points_of(folder, run):
         logs = logs_at(folder, run, point)
-        found = _read(number, logs)
+        found = _read(number, logs, _ends(number, folder))
         goodness = found.value if _tells(number) else _Goal("train_loss").read(logs).value
         read.append((found, goodness))
     return _better(folder, number, read) if read else (_Read(math.nan, {}), math.nan)
 
 
 def _better(folder: Folder, number: Number, found: Sequence[tuple[_Read, float]]) -> tuple[_Read, float]:
-    highest = number.measure == "test_metric" and bool(folder.task.get("higher_is_better")) and number.reach is None
+    highest = number.measure == "test_metric" and bool(folder.task.get("higher_is_better")) and not _reaches(number)
     sign = -1 if highest else 1
     return min(found, key=lambda one: sign * one[1] if math.isfinite(one[1]) else math.inf)
+
+
+def _reaches(number: Number) -> bool:
+    return number.reach is not None or bool(number.until)
 
 
 def _tells(number: Number) -> bool:
@@ -149,13 +153,25 @@ class _Goal:
         return _value(nearest, self.column) if there else math.nan
 
 
-def _read(number: Number, logs: Mapping[str, Sequence[Evaluation]]) -> _Read:
-    if number.reach is None:
+def _read(number: Number, logs: Mapping[str, Sequence[Evaluation]], ends: _Read | None) -> _Read:
+    if ends is not None:
+        goals, goal = ends.by_seed, ends.value
+    elif number.reach is not None:
+        goals, goal = dict.fromkeys(logs, number.reach), number.reach
+    else:
         return _Goal(number.measure, number.at, number.last).read(logs)
-    by_seed = {seed: _first(_line(log, number), number.reach) for seed, log in logs.items()}
+    by_seed = {seed: _first(_line(log, number), goals[seed]) for seed, log in logs.items() if seed in goals}
     if number.curve == "seeds":
         return _Read(_mean(list(by_seed.values())), by_seed)
-    return _Read(_first(_mean_line(logs, number), number.reach), by_seed)
+    return _Read(_first(_mean_line(logs, number), goal), by_seed)
+
+
+def _ends(number: Number, folder: Folder) -> _Read | None:
+    """Where the run that a number counts until stands at its end, at its best point; None for other numbers."""
+    if not number.until:
+        return None
+    goal = _Goal(number.measure)
+    return goal.read(logs_at(folder, number.until, best_point(folder, number.until, number.measure)))
 
 
 def _line(log: Sequence[Evaluation], number: Number) -> list[tuple[float, float]]:
@@ -209,6 +225,11 @@ def _ratio(a: float, b: float) -> float:
     if math.isinf(a) and math.isinf(b):
         return math.nan
     return a / b if b else math.inf
+
+
+def _share(gone: float, start: float, goal: float) -> float:
+    """How much of the way from start to goal is gone."""
+    return _ratio(start - gone, start - goal) if all(map(math.isfinite, (gone, start, goal))) else math.nan
 
 
 def _difference(a: float, b: float) -> float:

@@ -38,7 +38,10 @@ class Number(_Table):
         minus: Subtract the same of this run.
         at: Where, such as ``{ epochs = 30 }``; at the end if not given.
         last: The mean over this last share of the evaluations instead.
-        reach: A value of the measure that is to be reached.
+        reach: A value of the measure that is to be reached; or
+        until: the run whose end is to be reached: seed by seed, its own value of the measure there.
+        way: Two runs, and the number is the share of the way from the first one's to the second one's that ``run`` has
+            gone: 0 where it is as the first, 1 where it is as the second.
         cost: What reaching it is counted in.
         curve: Whether the mean curve is to touch it, or each seed's own, averaged.
         slope: By run, the x at which it stands: the slope of log(number) against log(x) over these runs.
@@ -56,6 +59,8 @@ class Number(_Table):
     at: dict[Cost, float] | None = None
     last: float | None = None
     reach: float | None = None
+    until: str = ""
+    way: list[str] = Field(default_factory=list, max_length=2)
     cost: Cost = "seconds"
     curve: Literal["mean", "seeds"] = "mean"
     slope: dict[str, float] | None = None
@@ -68,10 +73,12 @@ class Number(_Table):
     def _one_way(self) -> Number:
         if bool(self.run) == bool(self.slope):
             raise ValueError("give either run or slope")
-        if self.over and self.minus:
-            raise ValueError("give either over or minus")
-        if (self.at is not None) + (self.reach is not None) + (self.last is not None) > 1:
-            raise ValueError("give one of at, last and reach")
+        if bool(self.over) + bool(self.minus) + bool(self.way) > 1:
+            raise ValueError("give one of over, minus and way")
+        if len(self.way) == 1:
+            raise ValueError("way is from one run to another")
+        if (self.at is not None) + (self.reach is not None) + (self.last is not None) + bool(self.until) > 1:
+            raise ValueError("give one of at, last, reach and until")
         if self.at is not None and len(self.at) != 1:
             raise ValueError("at is one place")
         return self
@@ -87,6 +94,8 @@ class Number(_Table):
         """The name with where it is read, which may differ between the versions."""
         if self.reach is not None:
             return f"{self.name} (to {self.reach:g})"
+        if self.until:
+            return f"{self.name} (to where {self.until!r} ends)"
         return (
             f"{self.name} ({', '.join(f'{axis} {place:g}' for axis, place in self.at.items())})"
             if self.at
@@ -97,7 +106,8 @@ class Number(_Table):
     def runs(self) -> list[str]:
         """Every run it reads."""
         named = [[one] if isinstance(one, str) else one for one in (self.run, self.over, self.minus)]
-        return [run for some in named for run in some if run] + list(self.slope or {})
+        others = [*self.way, self.until, *(self.slope or {})]
+        return [run for some in [*named, others] for run in some if run]
 
 
 class Check(_Table):
