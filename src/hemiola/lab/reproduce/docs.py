@@ -96,6 +96,7 @@ Every published claim that is tested here, with what came out. This page is writ
 the folders of finished claims; no number in it is typed. `hemiola reproduce` lists the claims, `hemiola reproduce NAME`
 runs one, `make reproduce` runs the quick version of all. A check is a bound that a number has to keep for the claim to
 count as reproduced; where it is missed, the page says so. All runs are on two CPU cores; cluster seconds are virtual.
+Whole tables of runs are in [Tables behind the results](measurements.md).
 """
 
 
