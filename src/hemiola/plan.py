@@ -57,7 +57,7 @@ class Plan:
         optimizer: The server's for full communication, every worker's own otherwise.
         stop: When the run ends.
         every: How often to evaluate.
-        train_examples: Evaluate the training loss on so many examples; None for all.
+        train_examples, test_examples: Evaluate on so many training and test examples; None for all.
         deck: Whether all workers take batches from one order over the whole training set, instead of each from its
             shard.
         keep: The weights the run leaves behind: the last, or the best of its evaluations by the task's metric.
@@ -76,6 +76,7 @@ class Plan:
     stop: Amount
     every: Amount
     train_examples: int | None = None
+    test_examples: int | None = None
     deck: bool = False
     keep: Literal["last", "best"] = "last"
     outer: Outer | None = None

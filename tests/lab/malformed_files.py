@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
     "batch": 4,
     "seeds": [0, 1],
     "stop": {"epochs": 1},
-    "evaluate": {"every_epochs": 1, "train_examples": 8},
+    "evaluate": {"every_epochs": 1, "train_examples": 8, "test_examples": 8},
     "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "schedule": {"name": "MultiStepLR", "milestones": [0.5]}},
     "shards": {"split": "iid"},
     "cluster": {

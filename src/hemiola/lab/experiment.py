@@ -51,12 +51,13 @@ class Stop(_Table):
 
 
 class Evaluate(_Table):
-    """How often a run is evaluated, and on how many training examples (all by default)."""
+    """How often a run is evaluated, and on how many training and test examples (all by default)."""
 
     every_epochs: float | None = Field(default=None, gt=0)
     every_updates: int | None = Field(default=None, gt=0)
     every_seconds: float | None = Field(default=None, gt=0)
     train_examples: int | None = Field(default=None, gt=0)
+    test_examples: int | None = Field(default=None, gt=0)
 
 
 class Shards(_Table):
@@ -203,6 +204,7 @@ class Cell:
                 "evaluate", {key.removeprefix("every_"): evaluate[key] for key in evaluate if "every" in key}
             ),
             train_examples=settings.evaluate.train_examples,
+            test_examples=settings.evaluate.test_examples,
             deck=deck,
             keep=settings.keep,
             outer=self.outer(),

@@ -41,11 +41,13 @@ class Evaluator:
     Args:
         task: What to evaluate on.
         train_examples: Evaluate on the first so many training examples only; None for all.
+        test_examples: The same for the test examples.
     """
 
-    def __init__(self, task: TaskLike, train_examples: int | None = None):
+    def __init__(self, task: TaskLike, train_examples: int | None = None, test_examples: int | None = None):
         self.task = task
         self.train_examples = min(train_examples or len(task.train), len(task.train))
+        self.test_examples = min(test_examples or len(task.test), len(task.test))
         self.optimum = optimum(task) if task.convex else None
         module: nn.Module = copy.deepcopy(task.model())
         self.flat = FlatModel(module.double() if task.convex else module)
@@ -58,7 +60,7 @@ class Evaluator:
             loss, _ = self._means(self.task.train, self.train_examples, noisy=self.task.noisy)
             parameters = self.flat.weights[: self.flat.size]
             loss += self.task.l2 / 2 * float(parameters.double().square().sum())
-            test_loss, test_score = self._means(self.task.test, len(self.task.test), noisy=False)
+            test_loss, test_score = self._means(self.task.test, self.test_examples, noisy=False)
         gap = None if self.optimum is None else loss - self.optimum
         metric = self.task.summarise(test_score) if math.isfinite(test_loss) else math.nan
         return Score(loss, gap, test_loss, metric)

@@ -87,7 +87,7 @@ class Training:
         self._finder = DirectionFinder(plan, flat.weights) if wants_ghosts(plan) else None
         self._server = plan.optimizer.attach(nn.Parameter(flat.weights[: flat.size].clone()))
         seed_torch("model", plan.seed)  # What is not trained must be the same for who evaluates.
-        self.evaluator = Evaluator(plan.task, plan.train_examples)
+        self.evaluator = Evaluator(plan.task, plan.train_examples, plan.test_examples)
         self.averages = Averages()
         self.records: list[dict[str, Any]] = []
         self._best: Kept | None = None
