@@ -127,7 +127,7 @@ class Span(NamedTuple):
     Attributes:
         worker: Who; `LINK` for an averaging that passes behind the workers' backs.
         what: ``computes``, ``sends``, ``receives``, ``exchanges``; or, of work that came to nothing, ``cancelled``,
-            ``late`` or ``dropped``. A worker that does none of this waits.
+            ``cut`` (the step that a stint was cut in), ``late`` or ``dropped``. A worker that does none of this waits.
         begin, end: Cluster seconds.
     """
 
@@ -152,7 +152,7 @@ class Update:
             memory again.
         seconds: Cluster time at which the merged weights exist.
         spread: See the module's vocabulary; 0 for gradients.
-        cancelled: Stints thrown away by this update; their units come again.
+        cancelled: Stints thrown away by this update, and what is left of those it cut; their units come again.
         dropped: Stints whose reports were refused as too stale; their units count as visited.
         refused: Stints whose reports were not finite; their units count as visited.
         bytes_per_worker: What this update sent from an average worker.
@@ -422,8 +422,8 @@ class Pace(Policy, Protocol):
         cancels: The others are cancelled and restart from the new weights; otherwise they keep going on their old ones.
         idles: A finisher idles until the update (K distinct workers count); otherwise it takes another batch at once
             (K stints count, K may exceed the number of workers).
-        late: With ``cancels``: ``"cancel"`` stops the others at once; ``"ignore"`` lets them finish and discards
-            the result.
+        late: With ``cancels``: ``"cancel"`` stops the others at once; ``"cut"`` does so and takes the whole local steps
+            they have done; ``"ignore"`` lets them finish and discards the result.
         max_staleness: Reports older than this are dropped instead of merged; None for no limit.
         needs_distance: Whether ``weight`` uses its ``distance`` argument; clusters compute it only then.
         workers: What ``begin`` was told, unless a subclass keeps it elsewhere.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -90,6 +90,9 @@ class Plan:
         self.exchange.check(self.period.local)
         if self.outer is not None:
             self.outer.check(self.period)
+        if self.pace.late == "cut" and self.period.local and self.exchange.weigh is None:
+            # A report of a stint that was cut stands for less than the others.
+            object.__setattr__(self, "exchange", replace(self.exchange, weigh="work"))
 
     @property
     def lockstep(self) -> bool:

@@ -282,6 +282,61 @@ def test_a_death_while_everyone_waits_for_everyone(ray):
         assert counts.tolist() == [1] * len(counts)
 
 
+def test_an_update_takes_what_stints_have_done_that_it_cuts(ray):
+    """Worker 0 ends first; worker 1 has done some of its steps by then, and workers 2 and 3 none of theirs."""
+    training = ray.training(
+        pace={"name": "k-sync", "k": 1, "late": "cut"}, period={"name": "constant", "p": 8}, delay="constant(0.02)",
+        stop={"updates": 8}, optimizer=MOMENTUM, order={"name": "cd-grab", "sketch": "fold:64"},
+    )  # fmt: skip
+    ray.cluster.delays.factors[1] = 2.0
+    ray.cluster.delays.factors[2:] = 3000.0
+    lengths, collect = [], ray.cluster.collect
+
+    def watched():
+        update = collect()
+        lengths.append({report.stint.worker: len(report.stint.batches) for report in update.reports})
+        return update
+
+    ray.cluster.collect = watched
+    assert training.run() == "done"
+    assert [update[0] for update in lengths] == [8] * 8
+    cut = [update[1] for update in lengths if 1 in update]
+    assert min(cut) < 8
+    assert all(not {2, 3} & set(update) for update in lengths)
+    assert training.ledger.totals["used"][:2] == [8 * 8 * 16, sum(cut) * 16]
+    assert_every_epoch_is_a_permutation(training)
+
+
+def test_a_worker_that_is_told_to_leave_reports_and_is_replaced(ray, caplog):
+    """It counts for what it did, its successor remembers what it did, and the epoch is one visit of every unit."""
+    training = ray.training(
+        delay="constant(0.02)", max_restarts=0, stop={"epochs": 2}, optimizer=MOMENTUM,
+        period={"name": "constant", "p": 5},
+    )  # fmt: skip
+    slot = ray.cluster.roster.slots[3]
+    told = []
+
+    def tell():
+        while slot.stint is None:
+            time.sleep(0.001)
+        told.append(slot.pid)
+        os.kill(slot.pid, signal.SIGTERM)
+
+    def after_update(training):
+        if training.version == 2:
+            threading.Timer(0.05, tell).start()
+        return True
+
+    with caplog.at_level(logging.WARNING):
+        assert training.run(after_update) == "done"
+    assert "worker 3 was told to leave; another one takes its place" in caplog.text
+    assert [slot.pid != pid for pid in told] == [True]
+    assert [slot.deaths for slot in ray.cluster.roster.slots] == [0] * WORKERS
+    assert ray.cluster.roster.memories()[3]["optimizer"] is not None
+    for counts in training.ledger.counts["used"]:
+        assert counts.tolist() == [2] * len(counts)
+
+
 def test_a_worker_that_may_not_come_back_is_done_without(ray):
     """With max_restarts = 0 the run goes on with three; waiting for all then means waiting for three."""
     training = ray.training(pace={"name": "k-batch-async", "k": 4}, stop={"updates": 40})

@@ -137,3 +137,80 @@ def test_momentum_may_be_told_again_until_a_stint_counted(rule: str) -> None:
     without = run(worker_of(setup), 2).payload
     assert without is not None
     assert torch.equal(torch.from_numpy(one), torch.from_numpy(without)) == (rule == "reset")
+
+
+# ------------------------------------------------------------------------------------------------- cut, and a notice
+
+
+def begun(worker: Worker, number: int, steps: int, quick: int) -> tuple[threading.Thread, list[Outcome]]:
+    """A stint of so many steps that has done the quick ones, and sleeps before the next one."""
+    outcomes: list[Outcome] = []
+    worker._step_seconds.most = 0.0  # as if it were known by now, so that it sleeps first
+    batches = tuple(Batch(0, 4 * step, np.arange(4 * step, 4 * step + 4)) for step in range(steps))
+    stint = Stint(0, number, 0, batches, (0.1,) * steps)
+    sleeps = (0.0,) * quick + (LONG,) * (steps - quick)
+    message = pack_assignment(1, Assignment(stint, (False,) * steps, sleeps, -1))
+    weights = worker.runner.initial.numpy().tobytes()
+    thread = threading.Thread(target=lambda: outcomes.append(unpack_outcome(worker.run(message, weights))))
+    thread.start()
+    while thread.is_alive() and not (worker._running and worker._done == quick):
+        time.sleep(0.001)
+    return thread, outcomes
+
+
+def after_two_steps(worker: Worker) -> Outcome:
+    """What a stint of two steps gives."""
+    thread, outcomes = begun(worker, 0, 2, 2)
+    thread.join()
+    return outcomes[0]
+
+
+def test_a_cut_stint_reports_the_steps_it_has_done() -> None:
+    worker = worker_of(setup_of(local=True))
+    thread, outcomes = begun(worker, 0, 5, 2)
+    assert worker.cut(1, 0) == 2
+    thread.join()
+    whole = worker_of(setup_of(local=True))
+    expected = after_two_steps(whole)
+    assert outcomes[0].steps == expected.steps == 2
+    np.testing.assert_array_equal(outcomes[0].payload, expected.payload)
+    assert outcomes[0].loss == expected.loss
+    assert outcomes[0].leaves is None
+    memories = worker.memory(0), whole.memory(0)
+    buffers = [memory["optimizer"]["state"][0]["momentum_buffer"] for memory in memories]
+    assert torch.equal(*buffers)
+
+
+def test_a_stint_that_has_done_nothing_is_cancelled_by_a_cut() -> None:
+    worker = worker_of(setup_of(local=True))
+    thread, outcomes = begun(worker, 0, 5, 0)
+    assert worker.cut(1, 0) == 0
+    thread.join()
+    assert (outcomes[0].steps, outcomes[0].payload) == (0, None)
+    assert worker.cut(1, 1) == 0  # not begun
+    assert run(worker, 1).payload is None
+    assert run(worker, 2).payload is not None
+    assert worker.cut(7, 2) == 0  # of another session
+
+
+@pytest.mark.parametrize("quick", [0, 2])
+def test_a_worker_that_is_told_to_leave_reports_what_it_has_done_and_what_it_remembers(quick: int) -> None:
+    worker = worker_of(setup_of(local=True))
+    thread, outcomes = begun(worker, 0, 5, quick)
+    worker._noticed(15, None)
+    thread.join()
+    assert outcomes[0].steps == quick
+    assert (outcomes[0].payload is None) == (quick == 0)
+    assert outcomes[0].leaves is not None
+    assert (outcomes[0].leaves["optimizer"] is None) == (quick == 0)
+    after = run(worker, 1, counted=0 if quick else -1)  # it takes no more
+    assert after.steps == 0
+    assert after.leaves is not None
+
+
+def test_a_worker_that_nobody_waits_for_leaves_at_once() -> None:
+    worker = worker_of(setup_of())
+    left: list[int] = []
+    worker._leave_at_once = lambda number, frame: left.append(number)
+    worker._noticed(15, None)
+    assert left == [15]

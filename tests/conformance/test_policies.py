@@ -31,6 +31,7 @@ PACE_ROWS = [
     *((name, {"k": "adasync", "start": 2}) for name in PACES),
     ("k-async", {"k": [[0.0, 1], [0.5, 3]]}),
     ("k-batch-sync", {"k": 2, "late": "ignore"}),
+    *((name, {"k": 2, "late": "cut"}) for name in ("k-sync", "k-batch-sync")),
     ("k-batch-async", {"k": 1, "max_staleness": 3, "stale_rate": "distance"}),
 ]
 

@@ -87,7 +87,7 @@ def test_weights_by_hand():
         (lambda: KSync(k=[3]), "pairs, got the entry 3"),
         (lambda: KSync(k="adasink"), "got 'adasink'"),
         (lambda: KAsync(max_staleness=-1), "max_staleness must be at least 0, got -1"),
-        (lambda: KSync(late="wait"), "late must be 'cancel' or 'ignore', got 'wait'"),
+        (lambda: KSync(late="wait"), "late must be one of cancel, cut, ignore, got 'wait'"),
         (lambda: KAsync(late="ignore"), "no meaning in k-async"),
         (lambda: KAsync(stale_rate="age"), "stale_rate must be"),
         (lambda: KAsync(stale_constant=0.0), "stale_constant must be above 0, got 0.0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hemiola.pace import KAsync, KBatchAsync, KBatchSync, KSync
-from hemiola.pace.race import COUNTS, LATE, STALE, Race
+from hemiola.pace.race import CANCELLED, COUNTS, CUT, LATE, STALE, Race
 
 
 def started(pace, workers=3):
@@ -75,7 +75,17 @@ def test_late_reports_are_those_that_an_update_has_passed_by():
     assert race.finish(0) is COUNTS  # it read the new weights
 
 
-@pytest.mark.parametrize("late", ["cancel", "ignore"])
+def test_a_cut_takes_what_is_done_and_cancels_who_has_done_nothing():
+    race = started(KSync(k=1, late="cut"))
+    race.finish(1)
+    assert race.close() == [0, 2]
+    assert race.stopped(3) is CUT
+    assert race.rests(CUT)
+    assert race.stopped(0) is CANCELLED
+    assert Race(KSync(k=1)).stopped(3) is CANCELLED
+
+
+@pytest.mark.parametrize("late", ["cancel", "cut", "ignore"])
 def test_a_lost_worker_starts_anew(late):
     race = started(KSync(k=1, late=late))
     race.finish(1)

@@ -76,6 +76,12 @@ def all_finite(vector: Tensor) -> bool:
     return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())
 
 
+def cut(stint: Stint, steps: int) -> tuple[Stint, Stint]:
+    """A stint as its first so many steps, and what is left of it."""
+    first = replace(stint, batches=stint.batches[:steps], rates=stint.rates[:steps])
+    return first, replace(stint, batches=stint.batches[steps:], rates=stint.rates[steps:])
+
+
 def together(stints: Sequence[Stint]) -> Stint:
     """A worker's stints in one averaging as one stint, which began with the first of them."""
     return replace(

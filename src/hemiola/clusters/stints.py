@@ -151,7 +151,7 @@ class StintRunner:
         starts: Sequence[Tensor],
         stints: Sequence[Stint],
         wanted: Sequence[Sequence[bool]],
-        after_step: Callable[[int], None] | None = None,
+        after_step: Callable[[int], bool] | None = None,
         lag: int = 0,
     ) -> tuple[Tensor, Finished]:
         """Each stint's change of weights by its worker's own optimizer, one row a stint.
@@ -162,7 +162,8 @@ class StintRunner:
             starts: For each stint, the averaged weights it builds on.
             stints: What to run.
             wanted: For each stint and batch, whether to sketch unit gradients.
-            after_step: Called after each local step with its index; may raise to give up.
+            after_step: Called after each local step with its index; says whether the stints end here, each with the
+                steps it has taken. May raise to give up.
             lag: Overlap: the averaged weights reach the worker only after so many steps. Until then it goes on from
                 where its last stint ended (w_i), and then moves by what the average changed (w_i += mean - end_i).
         """
@@ -186,14 +187,14 @@ class StintRunner:
                 self._local_step(stints[i].worker, now[i], gradients[at], stints[i].rates[index])
             for i in arrivals.get(index + 1, ()):
                 now[i] += before[i] - self.ends[stints[i].worker]
-            if after_step is not None:
-                after_step(index)
+            if after_step is not None and after_step(index):
+                break
         if self.keeps_ends:
             self.ends = {stint.worker: now[i].clone() for i, stint in enumerate(stints)}
         change = (now - before).cpu()
         finite = torch.isfinite(change).all(dim=1).tolist()
         self._forget([stint.worker for stint, good in zip(stints, finite, strict=True) if not good])
-        means = [total / len(stint.batches) for total, stint in zip(totals, stints, strict=True)]
+        means = [total / len(rows) for total, rows in zip(totals, sketches, strict=True)]
         return change, Finished(means, [tuple(rows) for rows in sketches], finite)
 
     def _go_on_from_ends(self, now: Tensor, stints: Sequence[Stint], lag: int) -> dict[int, list[int]]:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from hemiola.contracts import Arrivals, Pace, State
 from hemiola.errors import InputError
+from hemiola.options import one_of
 from hemiola.pace.adasync import AdaSync, Guard
 from hemiola.state import own_state
 
@@ -37,8 +38,9 @@ class Quorum(Pace):
         window: AdaSync reconsiders K once in this many mean step times.
         guard: AdaSync's guards: all of them, none of them (the paper's exact rule), or some by name; see `AdaSync`.
         max_staleness: Reports older than this are dropped.
-        late: Whether the workers an update did not wait for are stopped at once (``"cancel"``) or finish and are then
-            not listened to (``"ignore"``). Only where the others do not keep going.
+        late: Whether the workers an update did not wait for are stopped at once (``"cancel"``), are stopped and count
+            for the steps they have done (``"cut"``), or finish and are then not listened to (``"ignore"``). Only where
+            the others do not keep going.
         stale_rate: Weight of a report that is tau updates old and was computed at squared distance d from the present
             weights: 1 (``"constant"``), min(1, c / d) (``"distance"``: AISTATS 2018, eta_j = min(C / d, eta_max) with
             C = c * eta_max), min(1, c / (tau + 1)) (``"delay"``).
@@ -53,18 +55,16 @@ class Quorum(Pace):
         window: float = 20.0,
         guard: bool | Sequence[Guard] = True,
         max_staleness: int | None = None,
-        late: Literal["cancel", "ignore"] = "cancel",
+        late: Literal["cancel", "cut", "ignore"] = "cancel",
         stale_rate: Literal["constant", "distance", "delay"] = "constant",
         stale_constant: float = 1.0,
     ) -> None:
         if max_staleness is not None and max_staleness < 0:
             raise InputError(f"max_staleness must be at least 0, got {max_staleness}")
-        if late not in ("cancel", "ignore"):
-            raise InputError(f"late must be 'cancel' or 'ignore', got {late!r}")
-        if late == "ignore" and not self.cancels:
-            raise InputError(f"late = 'ignore' has no meaning in {self.kind}, where the others keep going")
-        if stale_rate not in ("constant", "distance", "delay"):
-            raise InputError(f"stale_rate must be 'constant', 'distance' or 'delay', got {stale_rate!r}")
+        one_of("late", late, ["cancel", "cut", "ignore"])
+        if late != "cancel" and not self.cancels:
+            raise InputError(f"late = {late!r} has no meaning in {self.kind}, where the others keep going")
+        one_of("stale_rate", stale_rate, ["constant", "distance", "delay"])
         if not stale_constant > 0:
             raise InputError(f"stale_constant must be above 0, got {stale_constant}")
         self.late: str = late

@@ -1,4 +1,4 @@
-"""The rule of pace, once: who counts, who idles, who is cancelled, too late or too stale.
+"""The rule of pace, once: who counts, who idles, who is cancelled or cut, too late or too stale.
 
 A race is run between two updates. It knows no clock and no thread; whoever has one (the simulated cluster, Ray, the
 timing-only simulation) tells it what happened, one event at a time, and does what it says::
@@ -7,7 +7,7 @@ timing-only simulation) tells it what happened, one event at a time, and does wh
     a worker finishes:                         fate = race.finish(worker)
         unless race.rests(fate):                   race.start(worker), at once
         when race.complete:                        merge the reports whose fate was COUNTS, then
-                                                   for worker in race.close(): cancel it
+                                                   for worker in race.close(): race.stopped(steps it has done)
                                                    race.version += 1; start over
 
 Symbols: K is ``pace.k()``; the two columns of the table in `hemiola.pace.paces` are ``pace.cancels``, its two rows
@@ -22,14 +22,16 @@ from hemiola.contracts import Pace, State
 
 
 class Fate(Enum):
-    """What becomes of a finished stint."""
+    """What becomes of a stint."""
 
     COUNTS = "counts"  # its report is merged
     LATE = "late"  # an update has passed it by: its units come again
     STALE = "stale"  # older than the pace's ``max_staleness``: its units count as visited
+    CUT = "cut"  # an update has ended it early and takes what is done; the units of the other steps come again
+    CANCELLED = "cancelled"  # an update has ended it early for nothing: its units come again
 
 
-COUNTS, LATE, STALE = Fate.COUNTS, Fate.LATE, Fate.STALE
+COUNTS, LATE, STALE, CUT, CANCELLED = Fate.COUNTS, Fate.LATE, Fate.STALE, Fate.CUT, Fate.CANCELLED
 
 
 class Race:
@@ -67,7 +69,7 @@ class Race:
 
     def rests(self, fate: Fate) -> bool:
         """Whether a worker that has just finished with this fate waits for the update before it starts again."""
-        return fate is COUNTS and (self._idles or self.complete)
+        return fate is CUT or (fate is COUNTS and (self._idles or self.complete))
 
     @property
     def complete(self) -> bool:
@@ -80,16 +82,20 @@ class Race:
         self._late.discard(worker)
 
     def close(self) -> list[int]:
-        """The update is made: the workers that it cancels, by number. Call before the version goes up."""
+        """The update is made: the workers whose stints it ends, by number. Call before the version goes up."""
         self.counted = 0
         if not self.pace.cancels:
             return []
         if self.pace.late == "ignore":
             self._late.update(self.running)
             return []
-        cancelled = sorted(self.running)
+        ended = sorted(self.running)
         self.running.clear()
-        return cancelled
+        return ended
+
+    def stopped(self, steps: int) -> Fate:
+        """What becomes of a stint that the update has ended after so many whole steps."""
+        return CUT if self.pace.late == "cut" and steps > 0 else CANCELLED
 
     def state_dict(self) -> State:
         """Between two updates."""

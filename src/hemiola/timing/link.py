@@ -147,5 +147,9 @@ class ServerLink:
 
     def clear(self, now: float) -> None:
         """Messages still waiting were cancelled."""
-        self.down_free = min(self.down_free, now)
+        self.clear_down(now)
         self.up_free = min(self.up_free, now)
+
+    def clear_down(self, now: float) -> None:
+        """Weights still waiting were cancelled, reports were not."""
+        self.down_free = min(self.down_free, now)

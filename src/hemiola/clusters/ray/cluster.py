@@ -2,7 +2,7 @@
 
 `Race` decides, as in the simulator, whose report counts, who starts again, and who is cancelled or no longer listened
 to. What differs is where events come from, and that workers may die: then their units go back, K is clipped to the
-living, and `Roster` starts them again.
+living, and `Roster` starts them again. A worker that is told to leave in time reports what it has done first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hemiola.clusters.merging import all_finite, fresh_like, shares, spread_of, weighted_sum
+from hemiola.clusters.merging import all_finite, cut, fresh_like, shares, spread_of, weighted_sum
 from hemiola.clusters.ray.engine import Engine
 from hemiola.clusters.ray.roster import Event, Roster, Slot
 from hemiola.clusters.ray.worker import FEW_BYTES, Assignment, Momentum, Outcome, Setup, as_tensor
@@ -23,7 +23,7 @@ from hemiola.clusters.sender import Sender
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import FOLLOWED, Pace, Report, Span, State, Stint, Update, Work
 from hemiola.gradients.sketch import decode_rows
-from hemiola.pace.race import COUNTS, LATE, Race
+from hemiola.pace.race import COUNTS, CUT, LATE, Race
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 
@@ -82,6 +82,8 @@ class RayCluster:
         self._weights: tuple[int, Any] | None = None  # a version, and it or its reference
         self._measured = MeasuredTimes(self.workers)
         self._last_arrival = 0.0
+        self._cut: set[int] = set()  # workers whose stints the update has cut, and who have not reported yet
+        self._closing = False  # whether nobody starts any more before the update is made
         self._sum: Tensor | None = None  # the last update's change; new memory for each would cost a pass over it
         self._sender = Sender(setup.exchange, work.read(0).numel(), setup.seed)
 
@@ -111,7 +113,7 @@ class RayCluster:
             wanted = self.pace.k() - len(this.arrived) if self.pace.idles else 1
             for event in self.roster.wait(max(wanted, 1)):
                 self._take(event, this)
-        self._cancel(self.race.close(), this)
+        self._stop(self.race.close(), this)
         return self._merge(this)
 
     def publish(self) -> None:
@@ -136,7 +138,7 @@ class RayCluster:
         )
 
     def _start(self, slot: Slot) -> None:
-        stint = self.work.assign(slot.worker)
+        stint = None if self._closing else self.work.assign(slot.worker)
         if stint is None:
             return
         sleeps: tuple[float, ...] = ()
@@ -164,7 +166,8 @@ class RayCluster:
             self._finished(slot, event.outcome, this)
         elif event.kind == "ready":
             slot.free_since = self.now
-            self._start(slot)
+            if not (self.pace.idles and any(arrival.stint.worker == slot.worker for arrival in this.arrived)):
+                self._start(slot)
         elif not slot.hung:
             self._lose(slot, this)
             slot.hung = event.kind == "hung"
@@ -172,21 +175,39 @@ class RayCluster:
             slot.stint, slot.hung = None, False
 
     def _finished(self, slot: Slot, outcome: Outcome, this: _Round) -> None:
+        if not outcome.steps and not slot.hung:  # It was told to leave before it had done anything.
+            self._lose(slot, this)
         stint, slot.stint = slot.stint, None
         assert stint is not None
         slot.free_since = self._last_arrival = self.now
-        this.durations.append(outcome.seconds / len(stint.batches))
-        self._measured.step(stint.worker, this.durations[-1])
         this.sent_bytes += outcome.report_bytes
+        if outcome.steps:
+            this.durations.append(outcome.seconds / outcome.steps)
+            self._measured.step(stint.worker, this.durations[-1])
         if slot.hung:
             # It was given up long ago, and its units with it.
             this.wasted_seconds += outcome.seconds
             self._start(slot)
-            return
-        fate = self.race.finish(slot.worker)
-        what = "computes" if fate is COUNTS else "late" if fate is LATE else "dropped"
+        elif outcome.steps:
+            self._reported(slot, self._as_done(stint, outcome.steps, this), outcome, this)
+        if outcome.leaves is not None:
+            self.roster.replace(slot, outcome.leaves)
+
+    def _as_done(self, stint: Stint, steps: int, this: _Round) -> Stint:
+        """A stint as far as it was done; the rest of it comes again."""
+        done, rest = cut(stint, steps)
+        if rest.batches:
+            this.cancelled.append(rest)
+            self.work.give_back(rest)
+        return done
+
+    def _reported(self, slot: Slot, stint: Stint, outcome: Outcome, this: _Round) -> None:
+        """The report of a worker that was waited for."""
+        fate = CUT if slot.worker in self._cut else self.race.finish(slot.worker)
+        self._cut.discard(slot.worker)
+        what = "computes" if fate in (COUNTS, CUT) else "late" if fate is LATE else "dropped"
         this.spans += self._spans(slot, what, outcome.seconds)
-        if fate is COUNTS:
+        if fate in (COUNTS, CUT):
             this.idle_seconds += max(time.monotonic() - slot.started - outcome.seconds, 0.0)
             this.arrived.append(_Arrival(stint, outcome, time.monotonic() - slot.started))
             # Also when it is refused: then the worker has forgotten its optimizer's memory.
@@ -196,7 +217,7 @@ class RayCluster:
             (this.cancelled if fate is LATE else this.dropped).append(stint)
             if fate is LATE:
                 self.work.give_back(stint)
-        if not self.race.rests(fate):
+        if not self.race.rests(fate) and outcome.leaves is None:
             self._start(slot)
 
     def _lose(self, slot: Slot, this: _Round) -> None:
@@ -204,6 +225,7 @@ class RayCluster:
         if slot.stint is None:
             return
         self.race.lose(slot.worker)
+        self._cut.discard(slot.worker)
         ran = time.monotonic() - slot.started
         this.wasted_seconds += ran
         this.spans += self._spans(slot, "cancelled", ran)
@@ -219,15 +241,27 @@ class RayCluster:
         done = min(began + seconds, end)
         return [Span(slot.worker, what, began, done), Span(slot.worker, "sends", done, end)]
 
-    def _cancel(self, workers: list[int], this: _Round) -> None:
-        """The update does not wait for these."""
-        for worker in workers:
-            slot = self.roster.slots[worker]
-            assert slot.stint is not None
-            this.censored.append((time.monotonic() - slot.started) / len(slot.stint.batches))
-            self._lose(slot, this)
-            self.roster.abandon(slot)
-            slot.free_since = self.now
+    def _stop(self, workers: list[int], this: _Round) -> None:
+        """The update does not wait for these: it cancels them, or takes what they have done."""
+        slots = [self.roster.slots[worker] for worker in workers]
+        done = self.roster.cut(slots) if self.pace.late == "cut" else [0] * len(slots)
+        for slot, steps in zip(slots, done, strict=True):
+            if self.race.stopped(steps) is CUT:
+                self._cut.add(slot.worker)
+            else:
+                self._cancel(slot, this)
+        self._closing = True
+        while self._cut:
+            for event in self.roster.wait(len(self._cut)):
+                self._take(event, this)
+        self._closing = False
+
+    def _cancel(self, slot: Slot, this: _Round) -> None:
+        assert slot.stint is not None
+        this.censored.append((time.monotonic() - slot.started) / len(slot.stint.batches))
+        self._lose(slot, this)
+        self.roster.abandon(slot)
+        slot.free_since = self.now
 
     # -------------------------------------------------------------------------------------------------------- merge
 

@@ -76,6 +76,11 @@ class Slot:
         """Works on a stint that can be waited for."""
         return self.stint is not None and not self.hung
 
+    def vacate(self) -> None:
+        """Its actor is gone, and what the server knew of its doings means nothing to another one."""
+        self.actor = self.reference = self.abandoned = self.momentum = None
+        self.counted = -1
+
 
 class Event(NamedTuple):
     """Something happened to a worker: it finished, died, hung, or is ready to work; and what it finished with."""
@@ -104,7 +109,7 @@ def new_actor(engine: Engine, workers: int, device: str) -> Any:
         max_task_retries=0,
         **THREADS,
     )
-    return make(Worker).remote()
+    return make(Worker).remote(heeds_notice=True)
 
 
 def check_versions(hellos: Sequence[dict[str, Any]]) -> None:
@@ -202,6 +207,29 @@ class Roster:
             slot.actor.cancel.remote(slot.abandoned)
             slot.abandoned = None
 
+    def cut(self, slots: Sequence[Slot]) -> list[int]:
+        """End the stints of these workers after their present steps; how many steps each has done by now.
+
+        None, where a worker does not answer: whoever waits for it will notice.
+        """
+        asked = [
+            slot.actor.cut.options(concurrency_group="control").remote(self._session, slot.stint.number)
+            for slot in slots
+            if slot.stint is not None
+        ]
+        return [self._answer(reference) or 0 for reference in asked]
+
+    def replace(self, slot: Slot, memory: State | None) -> None:
+        """Put another worker in the place of one that was told to leave, with what that one remembers."""
+        log.warning("worker %d was told to leave; another one takes its place", slot.worker)
+        self.ray.kill(slot.actor)
+        slot.vacate()
+        self._fill(slot, memory)
+
+    def _fill(self, slot: Slot, memory: State | None = None) -> None:
+        slot.actor = new_actor(self.engine, len(self.slots), self._device)
+        slot.reference = self._begin(slot, memory)
+
     def wait(self, wanted: int) -> list[Event]:
         """What happened until so many workers had something to tell, or a little time passed."""
         watched = {slot.reference: slot for slot in self.slots if slot.reference is not None}
@@ -228,7 +256,8 @@ class Roster:
             check_versions([outcome])
             return Event(slot, "ready")
         outcome = unpack_outcome(outcome)
-        self._slowest = max(self._slowest, outcome.seconds / len(slot.stint.batches))
+        if outcome.steps:
+            self._slowest = max(self._slowest, outcome.seconds / outcome.steps)
         return Event(slot, "finished", outcome)
 
     def _overdue(self, slot: Slot) -> Event | None:
@@ -248,16 +277,14 @@ class Roster:
         """Replace a dead actor, or leave the slot empty if it died too often; the stint is the caller's to see to."""
         self.engine.check()  # Workers die with their Ray, and it cannot start others.
         slot.deaths += 1
-        slot.abandoned, slot.counted, slot.momentum = None, -1, None
+        slot.vacate()
         if slot.deaths > self.max_restarts:
             log.warning(
                 "worker %d died (%s) and is not started again: max_restarts = %d", slot.worker, why, self.max_restarts
             )
-            slot.actor = slot.reference = None
         else:
             log.warning("worker %d died (%s); start %d of at most %d", slot.worker, why, slot.deaths, self.max_restarts)
-            slot.actor = new_actor(self.engine, len(self.slots), self._device)
-            slot.reference = self._begin(slot)
+            self._fill(slot)
         return Event(slot, "died")
 
     # ---------------------------------------------------------------------------------------------------- the others
@@ -269,13 +296,18 @@ class Roster:
             for slot in self.slots
             if slot.free or slot.stint is not None
         }
-        found = {}
-        for worker, reference in asked.items():
-            try:
-                found[worker] = self.ray.get(reference, timeout=ANSWER_SECONDS)
-            except (self.ray.exceptions.RayActorError, self.ray.exceptions.GetTimeoutError):
-                continue  # It will be noticed where the stint is waited for; its successor starts with an empty memory.
-        return found
+        found = {worker: self._answer(reference) for worker, reference in asked.items()}
+        return {worker: memory for worker, memory in found.items() if memory is not None}
+
+    def _answer(self, reference: Any) -> Any:
+        """What a worker says beside its stints; None if it does not.
+
+        That is noticed where the stint is waited for, and its successor starts with an empty memory.
+        """
+        try:
+            return self.ray.get(reference, timeout=ANSWER_SECONDS)
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.GetTimeoutError):
+            return None
 
     def close(self) -> None:
         """End all actors."""

@@ -2,7 +2,9 @@
 
 The server sends a stint with the weights it is to be run from and gets an `Outcome` back. A stint cancels those before
 it, so its message arrives in a second thread while another stint may still run; that one looks at what the message left
-between two local steps and while it sleeps.
+between two local steps and while it sleeps. An update that cuts stints instead asks for what is done: the stint ends
+after its present step and reports. A SIGTERM, which is what most clusters send before they take a machine away, does
+the same; the server hears of it with the report and puts another worker in this one's place.
 
 A stint that did not count leaves no trace. Whether it counted is known to the server only, which says so with the next
 stint; if it did not, the worker goes back to what its optimizer and its end of the wire remembered before it.
@@ -15,6 +17,7 @@ import math
 import os
 import pickle
 import platform
+import signal
 import threading
 import time
 import traceback
@@ -22,6 +25,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +43,7 @@ from hemiola.wire.exchange import Exchange
 
 FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
 THREADS = {"max_concurrency": 2, "concurrency_groups": {"control": 1}}
-"""Of an actor: one for a stint, one for the message of the stint that cancels it, and one for ``memory``."""
+"""Of an actor: one for a stint, one for the message of the stint that cancels it, one for ``memory`` and ``cut``."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,20 @@ class Outcome(NamedTuple):
     Attributes:
         seconds: From reading the weights to the end of the last local step.
         loss: Mean training loss over the stint's batches.
+        steps: Local steps that it stands for: all of the stint's, fewer if it was cut, none if it was cancelled.
         payload: The packed change; None if it was not finite, or the stint was cancelled.
         sketches: For each batch its rows, or None.
         momentum: The optimizer's vectors by name, where they are to be averaged.
+        leaves: Of a worker that was told to leave: what it remembers after this stint, for whoever takes its place.
     """
 
     seconds: float
     loss: float
+    steps: int
     payload: np.ndarray | None
     sketches: tuple[np.ndarray | None, ...]
     momentum: dict[str, np.ndarray] | None
+    leaves: State | None = None
 
     @property
     def report_bytes(self) -> int:
@@ -148,18 +156,36 @@ def _failing_with_its_traceback() -> Iterator[None]:
 
 
 class Worker:
-    """One worker. Methods are called by the server only, at most two at a time, and ``memory`` besides."""
+    """One worker. Methods are called by the server only, at most two at a time; ``memory`` and ``cut`` besides.
 
-    def __init__(self) -> None:
+    Args:
+        heeds_notice: Whether a SIGTERM to this process means that the worker is to leave.
+    """
+
+    def __init__(self, heeds_notice: bool = False) -> None:
         self._turn = threading.Lock()  # of the stint that runs
         self._session = 0  # of the stint that runs
         self._newest = 0  # the last session that has begun, or waits for its turn to
         self._bell = threading.Condition()
         self._cancelled = -1  # number of the last stint that is not wanted any more
+        self._cut = -1  # number of the stint that is to end after its present step
+        self._done = 0  # whole steps of the stint that runs
+        self._asked = 0  # stints that the server waits for an answer about
+        self._leaving = False
         self._memory_lock = threading.Lock()
         self._running = False
         self._ahead: int | None = None  # the stint that what is remembered is ahead of what is settled by
         self._settled: State = {}
+        if heeds_notice:
+            self._leave_at_once = signal.signal(signal.SIGTERM, self._noticed)
+
+    def _noticed(self, number: int, frame: FrameType | None) -> None:
+        """This process is to end: at once if nobody waits for it, else with its next answer."""
+        with self._bell:
+            self._leaving = self._asked > 0
+            self._bell.notify_all()
+        if not self._leaving and callable(self._leave_at_once):
+            self._leave_at_once(number, frame)
 
     def hello(self) -> dict[str, Any]:
         """Who this is; asked for before anything that could depend on versions is sent."""
@@ -186,7 +212,7 @@ class Worker:
                 return self.hello()
             torch.set_num_threads(setup.threads)
             self._session, self.worker, self.setup = session, worker, setup
-            self._cancelled, self._ahead = -1, None
+            self._cancelled, self._cut, self._ahead = -1, -1, None
             self._step_seconds = _Longest()
             self.runner = StintRunner(
                 setup.task,
@@ -221,19 +247,36 @@ class Worker:
         session, assignment = unpack_assignment(message)
         if session == self._session:
             self.cancel(assignment.stint.number - 1)
-        with self._turn:
+        with self._awaited(), self._turn:
             try:
                 if session != self._session:
                     raise _CancelledError
                 self.runner.adopt(directions)
-                return pack_outcome(self._run(assignment, weights, momentum, began))
+                outcome = self._run(assignment, weights, momentum, began)
             except _CancelledError:
-                return pack_outcome(Outcome(time.perf_counter() - began, 0.0, None, (), None))
+                outcome = Outcome(time.perf_counter() - began, 0.0, 0, None, (), None)
+            if self._leaving:
+                self._settle(assignment.stint.number if outcome.steps else -1)
+                outcome = outcome._replace(leaves=self._settled)
+            return pack_outcome(outcome)
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """While the server waits for an answer."""
+        with self._bell:
+            self._asked += 1
+        try:
+            yield
+        finally:
+            with self._bell:
+                self._asked -= 1
 
     def _run(
         self, assignment: Assignment, weights: np.ndarray | bytes, momentum: Momentum | None, began: float
     ) -> Outcome:
         stint = assignment.stint
+        with self._bell:
+            self._done = 0
         self._wait_until(stint.number, began)  # A stint after this one may have been the first to get its turn.
         torch.set_num_threads(self.setup.threads)  # holds for this thread only
         self._settle(assignment.counted)
@@ -250,10 +293,10 @@ class Worker:
         loss = finished.losses[0]
         rows = tuple(None if part is None else self._packed(part) for part in finished.sketches[0])
         if not finished.finite[0]:
-            return Outcome(seconds, loss, None, rows, None)
+            return Outcome(seconds, loss, self._done, None, rows, None)
         payload = self.sender.pack(change, stint).numpy()
         averages = self.setup.local and self.setup.exchange.momentum == "average"
-        return Outcome(seconds, loss, payload, rows, self._vectors() if averages else None)
+        return Outcome(seconds, loss, self._done, payload, rows, self._vectors() if averages else None)
 
     def _packed(self, rows: Tensor) -> np.ndarray:
         """A batch's sketches as they travel."""
@@ -267,6 +310,19 @@ class Worker:
             self._cancelled = max(self._cancelled, number)
             self._bell.notify_all()
 
+    def cut(self, session: int, number: int) -> int:
+        """End this stint after its present step, or at once before its first; how many steps it has done by now."""
+        with self._bell:
+            if session != self._session:
+                return 0
+            done = self._done if self._ahead == number else 0
+            if done:
+                self._cut = max(self._cut, number)
+            else:
+                self._cancelled = max(self._cancelled, number)
+            self._bell.notify_all()
+            return done
+
     def _compute(self, assignment: Assignment, start: Tensor, began: float) -> tuple[Tensor, Finished]:
         """The local steps of a stint, each as long as it is to take.
 
@@ -276,13 +332,18 @@ class Worker:
         """
         stint = assignment.stint
         ends = (began + np.cumsum(assignment.sleeps)).tolist()
-        woke = self._sleep_before(stint.number, ends, 0)
+        self._sleep_before(stint.number, ends, 0)
+        woke = time.perf_counter()
 
-        def after_step(index: int) -> None:
+        def after_step(index: int) -> bool:
             nonlocal woke
             self._step_seconds.note(time.perf_counter() - woke)
             self._wait_until(stint.number, ends[index] if ends else began)
-            woke = self._sleep_before(stint.number, ends, index + 1)
+            with self._bell:
+                self._done = index + 1
+            ends_here = self._sleep_before(stint.number, ends, index + 1)
+            woke = time.perf_counter()
+            return ends_here
 
         if self.setup.local:
             changes, finished = self.runner.changes([start], [stint], [assignment.wanted], after_step)
@@ -291,11 +352,20 @@ class Worker:
             after_step(0)
         return changes[0], finished
 
-    def _sleep_before(self, number: int, ends: list[float], index: int) -> float:
-        """Sleep as long as this step can and still end in time; returns when it begins."""
-        if index < len(ends):
-            self._wait_until(number, ends[index] - self._step_seconds.most)
-        return time.perf_counter()
+    def _sleep_before(self, number: int, ends: list[float], index: int) -> bool:
+        """Sleep as long as this step can and still end in time; says whether the stint is to end before it.
+
+        Raises:
+            _CancelledError: The stint is cancelled, or is to end before it has done anything.
+        """
+        moment = ends[index] - self._step_seconds.most if index < len(ends) else 0.0
+        with self._bell:
+            self._bell.wait_for(
+                lambda: self._unwanted(number) or self._to_end(number), max(moment - time.perf_counter(), 0.0)
+            )
+            if self._unwanted(number) or (self._to_end(number) and not index):
+                raise _CancelledError
+            return self._to_end(number)
 
     def _wait_until(self, number: int, moment: float) -> None:
         """Sleep until the moment unless it has passed; raise as soon as the stint is cancelled."""
@@ -305,6 +375,10 @@ class Worker:
 
     def _unwanted(self, number: int) -> bool:
         return self._cancelled >= number or self._newest > self._session
+
+    def _to_end(self, number: int) -> bool:
+        """Whether a stint is to end after its present step."""
+        return self._leaving or self._cut >= number
 
     # ------------------------------------------------------------------------------------------------------ memory
 

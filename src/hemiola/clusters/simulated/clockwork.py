@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
+from hemiola.clusters.merging import cut
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.contracts import FOLLOWED, Pace, Span, State, Stint, Work
-from hemiola.pace.race import COUNTS, LATE, Race
+from hemiola.pace.race import COUNTS, CUT, LATE, Race
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import Link, ServerLink
 
@@ -60,8 +62,8 @@ class Round:
 
     Attributes:
         arrived: The stints that count, in order of arrival, each with the time its report arrived.
-        seconds: When the last of them arrived.
-        cancelled: Stints cut short by this update, with how long each had run.
+        cancelled: Stints that this update ended for nothing, with how long each had run.
+        rests: What is left of the stints that this update cut.
         late: Stints that finished too late and were not listened to.
         dropped: Stints refused as too stale.
         durations: Compute seconds per local step of every stint that ended.
@@ -69,8 +71,8 @@ class Round:
     """
 
     arrived: list[tuple[Running, float]] = field(default_factory=list)
-    seconds: float = 0.0
     cancelled: list[tuple[Stint, float]] = field(default_factory=list)
+    rests: list[Stint] = field(default_factory=list)
     late: list[Stint] = field(default_factory=list)
     dropped: list[Stint] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
@@ -137,8 +139,7 @@ class Clockwork:
                     self.work.give_back(running.stint)
             if not self.race.rests(fate):
                 self._start(worker)
-        this.seconds = self.now
-        self._cancel(self.race.close(), this)
+        self._stop(self.race.close(), this)
         return this
 
     def _in_turn(self) -> list[int]:
@@ -209,21 +210,71 @@ class Clockwork:
         self.running[running.stint.worker] = running
         heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
 
-    def _cancel(self, workers: list[int], this: Round) -> None:
+    def _stop(self, workers: list[int], this: Round) -> None:
         """The update does not wait for these, which are all that run."""
-        for worker in workers:
-            running = self.running[worker]
-            ran = max(self.now - running.started, 0.0)
-            this.cancelled.append((running.stint, ran))
-            this.wasted_seconds += ran
-            this.spans += running.spans(self.now, "cancelled")
-            self.work.give_back(running.stint)
-            self.free_since[worker] = self.now
-        if workers:
-            self.running.clear()
-            self._heap.clear()
-            if self.server is not None:
-                self.server.clear(self.now)
+        if not workers:
+            return
+        stopped = [self.running[worker] for worker in workers]
+        self.running.clear()
+        self._heap.clear()
+        done = [self._steps_done(running) for running in stopped]
+        fates = [self.race.stopped(steps) for steps in done]
+        if self.server is not None and CUT in fates:
+            self.server.clear_down(self.now)  # Whoever is sending has done all of its steps, so it is heard.
+        elif self.server is not None:
+            self.server.clear(self.now)
+        arrivals = []
+        for running, steps, fate in zip(stopped, done, fates, strict=True):
+            if fate is CUT:
+                arrivals.append(self._cut(running, steps, this))
+            else:
+                self._cancel(running, this)
+        self.now = max(self.now, *arrivals) if arrivals else self.now
+
+    def _cancel(self, running: Running, this: Round) -> None:
+        ran = max(self.now - running.started, 0.0)
+        this.cancelled.append((running.stint, ran))
+        this.wasted_seconds += ran
+        this.spans += running.spans(self.now, "cancelled")
+        self.work.give_back(running.stint)
+        self.free_since[running.stint.worker] = self.now
+
+    def _cut(self, running: Running, steps: int, this: Round) -> float:
+        """The worker reports the steps it has done; when that has arrived."""
+        worker = running.stint.worker
+        done, rest = cut(running.stint, steps)
+        whole = self._compute(worker, self._first_draw(running), self.work.wants_sketches(done))
+        ended = running.started + whole
+        if self.server is None:
+            arrived = self.now
+        elif running.sending:
+            arrived = running.due
+        else:
+            arrived = self.server.upload(self.now, self.message + self.sketch_bytes(done), worker)
+        if rest.batches:
+            this.rests.append(rest)
+            this.wasted_seconds += self.now - ended
+            self.work.give_back(rest)
+            receiving = [told for told in running.doing if told[0] != "computes"]
+            doing = (*receiving, ("computes", running.started, ended), ("cut", ended, self.now))
+            running = replace(running, stint=done, compute=whole, computed=self.now, doing=doing)
+        this.spans += running.spans(arrived)
+        this.durations.append(whole / steps)
+        this.arrived.append((running, arrived))
+        self.free_since[worker] = arrived
+        return arrived
+
+    def _first_draw(self, running: Running) -> int:
+        """Where the draws of a stint under way begin."""
+        return self._draws[running.stint.worker] - len(running.stint.batches)
+
+    def _steps_done(self, running: Running) -> int:
+        """How many whole steps of a stint under way have ended by now."""
+        if running.computed <= self.now:
+            return len(running.stint.batches)
+        worker, draw, wanted = running.stint.worker, self._first_draw(running), self.work.wants_sketches(running.stint)
+        prefixes = (self._compute(worker, draw, wanted[:steps]) for steps in range(1, len(wanted)))
+        return sum(1 for seconds in takewhile(lambda seconds: running.started + seconds <= self.now, prefixes))
 
     def state_dict(self) -> State:
         return {

@@ -98,7 +98,7 @@ class SimulatedCluster:
             change=change if reports else None,
             seconds=self._exchange_time(this),
             spread=spread,
-            cancelled=[stint for stint, _ in this.cancelled] + this.late,
+            cancelled=[stint for stint, _ in this.cancelled] + this.rests + this.late,
             dropped=this.dropped,
             refused=refused,
             bytes_per_worker=self._bytes(this),
