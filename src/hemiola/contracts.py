@@ -160,6 +160,8 @@ class Update:
         wasted_seconds: Worker-seconds spent on cancelled, late or dropped stints since the update before.
         durations: Compute seconds per local step of each stint that ended.
         censored: Seconds per local step that each cancelled stint had run for.
+        waits: Of each stint that ended, seconds from asking for the weights to its report's arrival; infinite for those
+            that this update cut or cancelled.
         spans: What the first `FOLLOWED` workers did for it.
     """
 
@@ -175,6 +177,7 @@ class Update:
     wasted_seconds: float = 0.0
     durations: list[float] = field(default_factory=list)
     censored: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
 
@@ -233,6 +236,8 @@ class Arrivals:
         durations: Compute seconds of each finished stint per local step, merged or not.
         censored: For each stint cancelled by this update, seconds per local step it had run for without finishing.
         staleness: Of each merged report.
+        waits: Of each stint that ended, merged or not, seconds from asking for the weights to its report's arrival;
+            infinite for those that this update cut or cancelled.
     """
 
     seconds: float
@@ -242,6 +247,7 @@ class Arrivals:
     durations: Sequence[float]
     censored: Sequence[float]
     staleness: Sequence[int]
+    waits: Sequence[float] = ()
 
 
 # --------------------------------------------------------------------------------------------------------- policies
@@ -415,8 +421,8 @@ class Period(Policy, Protocol):
 class Pace(Policy, Protocol):
     """How many reports does an update wait for, and what happens to the workers it did not wait for?
 
-    Life cycle: ``begin`` once, ``k`` before every report is counted, ``weight`` for every report that is merged,
-    ``updated`` after every update.
+    Life cycle: ``begin`` once, ``k`` before every report is counted, ``deadline`` when K have come, ``weight`` for
+    every report that is merged, ``updated`` after every update.
 
     Attributes:
         cancels: The others are cancelled and restart from the new weights; otherwise they keep going on their old ones.
@@ -444,9 +450,16 @@ class Pace(Policy, Protocol):
     def k(self) -> int:
         """How many reports the next update waits for. Clusters clip it to the workers that are alive and have work."""
 
+    def deadline(self) -> float | None:
+        """Seconds after the update before, until which this one stays open for more reports than K; None for none.
+
+        It closes at once when all have come. For paces that idle: with the others, never all have come.
+        """
+        return None
+
     @property
     def fixed_k(self) -> int | None:
-        """After ``begin``: the K of the whole run, where it never changes. Theory and quick simulations need it."""
+        """After ``begin``: how many reports every update of the run has, where that never changes; theory needs it."""
         return None
 
     @property
@@ -477,7 +490,9 @@ _OF_ALL = {"kind", "version", "saved", "telemetry"}
 CAPABILITIES: dict[type, frozenset[str]] = {
     Order: frozenset({*_OF_ALL, "unit", "slices", "total", "adopt", "sizes", "seed", "lockstep"}),
     Period: frozenset({*_OF_ALL, "needs_progress", "clock", "looks", "due"}),
-    Pace: frozenset({*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "fixed_k", "adapts", "weight"}),
+    Pace: frozenset(
+        {*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "deadline", "fixed_k", "adapts", "weight"}
+    ),
 }
 """Members that also a class that does not subclass its protocol may do without: it is given the default."""
 

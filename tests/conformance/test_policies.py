@@ -32,6 +32,8 @@ PACE_ROWS = [
     ("k-async", {"k": [[0.0, 1], [0.5, 3]]}),
     ("k-batch-sync", {"k": 2, "late": "ignore"}),
     *((name, {"k": 2, "late": "cut"}) for name in ("k-sync", "k-batch-sync")),
+    *((name, {"k": 2, "grace": 2.0}) for name in ("k-sync", "k-async")),
+    ("k-sync", {"k": 1, "grace": 1.0, "late": "cut"}),
     ("k-batch-async", {"k": 1, "max_staleness": 3, "stale_rate": "distance"}),
 ]
 

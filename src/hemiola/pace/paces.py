@@ -11,13 +11,21 @@ Dutta, Joshi, Ghosh, Dube, Nagpurkar (AISTATS 2018, arXiv 1803.01113) and Dutta,
 Further fields hold later methods: ``KBatchSync(late="ignore")`` is Rennala SGD (arXiv 2305.12387), ``KBatchAsync(k=1,
 max_staleness=R - 1)`` is Ringmaster ASGD without stops (arXiv 2501.16168).
 Symbols: K ``k``, P ``workers``, tau = staleness, eta_j / eta = ``weight``.
+
+A deadline beside K: with ``grace`` = c, an update that has its K reports stays open until median + c * MAD of the times
+that reports took, those of the stints it stopped being infinite. MAD is the median distance from the median, so half of
+all reports come within it, and at c = 3 only outliers do not.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
+
+import numpy as np
 
 from hemiola.contracts import Arrivals, Pace, State
 from hemiola.errors import InputError
@@ -26,6 +34,7 @@ from hemiola.pace.adasync import AdaSync, Guard
 from hemiola.state import own_state
 
 VERSION = 1
+LEAST_WAITS, WAITS_OF_EACH = 32, 4  # times of reports a deadline is learnt from: so many, and so many of each worker
 
 
 class Quorum(Pace):
@@ -38,6 +47,9 @@ class Quorum(Pace):
         window: AdaSync reconsiders K once in this many mean step times.
         guard: AdaSync's guards: all of them, none of them (the paper's exact rule), or some by name; see `AdaSync`.
         max_staleness: Reports older than this are dropped.
+        grace: Gives those a chance that are hardly later than the K-th: an update that has its K reports stays open
+            until median + grace * MAD of the times that reports took, or until all have come. The first one waits for
+            all, to learn these times. Only where a finisher idles.
         late: Whether the workers an update did not wait for are stopped at once (``"cancel"``), are stopped and count
             for the steps they have done (``"cut"``), or finish and are then not listened to (``"ignore"``). Only where
             the others do not keep going.
@@ -55,6 +67,7 @@ class Quorum(Pace):
         window: float = 20.0,
         guard: bool | Sequence[Guard] = True,
         max_staleness: int | None = None,
+        grace: float | None = None,
         late: Literal["cancel", "cut", "ignore"] = "cancel",
         stale_rate: Literal["constant", "distance", "delay"] = "constant",
         stale_constant: float = 1.0,
@@ -67,7 +80,14 @@ class Quorum(Pace):
         one_of("stale_rate", stale_rate, ["constant", "distance", "delay"])
         if not stale_constant > 0:
             raise InputError(f"stale_constant must be above 0, got {stale_constant}")
+        if grace is not None and not self.idles:
+            raise InputError(f"grace = {grace} has no meaning in {self.kind}: who goes on at once is never waited for")
+        if grace is not None and not (math.isfinite(grace) and grace > 0):
+            raise InputError(f"grace must be above 0, got {grace}")
         self.late: str = late
+        self._grace = grace
+        self._waits: deque[float] = deque()
+        self._deadline: float | None = None
         self.max_staleness = max_staleness
         self.needs_distance = stale_rate == "distance"
         self._stale_rate = stale_rate
@@ -80,6 +100,7 @@ class Quorum(Pace):
     def begin(self, workers: int) -> None:
         self._workers = workers
         self._progress = 0.0
+        self._remember_waits([])
         if self._adasync is not None:
             self._adasync.begin(workers, counts_workers=self.idles)
             return
@@ -94,6 +115,21 @@ class Quorum(Pace):
             return self._workers
         return [k for progress, k in self._schedule if progress <= self._progress][-1]
 
+    def deadline(self) -> float | None:
+        return self._deadline
+
+    def _remember_waits(self, waits: Sequence[float]) -> None:
+        """Learn the deadline from these times, and no others."""
+        if self._grace is None:
+            return
+        self._waits = deque(waits, maxlen=max(LEAST_WAITS, WAITS_OF_EACH * self._workers))
+        self._deadline = math.inf
+        if self._waits:
+            seen = np.asarray(self._waits)
+            median = float(np.median(seen))
+            if math.isfinite(median):  # else more than half were stopped: wait for all, to learn again
+                self._deadline = median + self._grace * float(np.median(np.abs(seen - median)))
+
     @property
     def adapts(self) -> bool:
         """Whether K depends on losses."""
@@ -101,10 +137,10 @@ class Quorum(Pace):
 
     @property
     def fixed_k(self) -> int | None:
-        """The K of the whole run, where it does not change."""
+        """The K of the whole run, where it does not change and nobody is waited for beside."""
         if self._adasync is not None or (self._schedule is not None and len(self._schedule) > 1):
             return None
-        return self.k()
+        return None if self._grace is not None and self.k() < self._workers else self.k()
 
     @property
     def lockstep(self) -> bool:
@@ -124,15 +160,22 @@ class Quorum(Pace):
         self._progress = seen.progress
         if self._adasync is not None:
             self._adasync.updated(seen)
+        if self._grace is not None:
+            self._remember_waits([*self._waits, *seen.waits])
 
     def telemetry(self) -> State:
-        """``k``, and under AdaSync what it was decided from."""
-        return {"k": self.k(), **(self._adasync.telemetry() if self._adasync is not None else {})}
+        """``k``, under AdaSync what it was decided from, and the deadline where there is one."""
+        told = {"k": self.k(), **(self._adasync.telemetry() if self._adasync is not None else {})}
+        if self._deadline is not None and math.isfinite(self._deadline):
+            told["deadline"] = self._deadline
+        return told
 
     def state_dict(self) -> State:
         state: State = {"kind": self.kind, "version": VERSION, "workers": self._workers, "progress": self._progress}
         if self._adasync is not None:
             state["adasync"] = self._adasync.state_dict()
+        if self._grace is not None:
+            state["waits"] = list(self._waits)
         return state
 
     def load_state_dict(self, state: State) -> None:
@@ -141,7 +184,10 @@ class Quorum(Pace):
             raise InputError(f"the saved pace had {state['workers']} workers, this run has {self._workers}")
         if ("adasync" in state) != (self._adasync is not None):
             raise InputError("one of the saved pace and this one has k = 'adasync', the other has not")
+        if ("waits" in state) != (self._grace is not None):
+            raise InputError("one of the saved pace and this one has a grace, the other has not")
         self._progress = float(state["progress"])
+        self._remember_waits(state.get("waits", []))
         if self._adasync is not None:
             self._adasync.load_state_dict(state["adasync"])
 

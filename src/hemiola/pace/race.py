@@ -9,6 +9,8 @@ timing-only simulation) tells it what happened, one event at a time, and does wh
         when race.complete:                        merge the reports whose fate was COUNTS, then
                                                    for worker in race.close(): race.stopped(steps it has done)
                                                    race.version += 1; start over
+    it has its K reports, and waits for more:  race.deadline says until when
+        that has passed:                           race.expire()
 
 Symbols: K is ``pace.k()``; the two columns of the table in `hemiola.pace.paces` are ``pace.cancels``, its two rows
 ``pace.idles``.
@@ -48,6 +50,7 @@ class Race:
         self.version = 0
         self.running: dict[int, int] = {}
         self.counted = 0
+        self._expired = False
         self._late: set[int] = set()  # workers under way whose reports nobody waits for any more
         self._oldest = float("inf") if pace.max_staleness is None else pace.max_staleness
         self._idles = pace.idles
@@ -73,8 +76,19 @@ class Race:
 
     @property
     def complete(self) -> bool:
-        """Whether the update has its K reports."""
-        return self.counted >= self.pace.k()
+        """Whether the update has its K reports and does not wait for more."""
+        return self.counted >= self.pace.k() and self.deadline is None
+
+    @property
+    def deadline(self) -> float | None:
+        """Where the update has its K reports and waits for more: until so many seconds after the update before."""
+        if self._expired or self.counted < self.pace.k() or self.running.keys() <= self._late:
+            return None
+        return self.pace.deadline()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self._expired = True
 
     def lose(self, worker: int) -> None:
         """A worker died, or nobody waits for it any more: its stint is void."""
@@ -84,6 +98,7 @@ class Race:
     def close(self) -> list[int]:
         """The update is made: the workers whose stints it ends, by number. Call before the version goes up."""
         self.counted = 0
+        self._expired = False
         if not self.pace.cancels:
             return []
         if self.pace.late == "ignore":

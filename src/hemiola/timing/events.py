@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
@@ -84,6 +85,7 @@ def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = Fal
     times: list[float] = []
     staleness: list[int] = []
     present, history = LoggedUpdate(), []
+    learns, waits = pace.fixed_k is None, []
 
     def start(worker: int) -> tuple[float, int, int]:
         nonlocal sequence
@@ -97,10 +99,17 @@ def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = Fal
     while race.version < updates:
         for worker in sorted(free):
             heappush(heap, start(worker))
-        free = []
+        free, opened = [], now
         while not race.complete:
+            deadline = race.deadline
+            if deadline is not None and opened + deadline < heap[0][0]:
+                now = max(now, opened + deadline)
+                race.expire()
+                break
             now, _, worker = heap[0]
             completions += 1
+            if learns:
+                waits.append(now - began[worker])
             age = race.version - race.running[worker]
             fate = race.finish(worker)
             if fate is COUNTS:
@@ -122,6 +131,7 @@ def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = Fal
             present.cancelled = [(worker, number[worker]) for worker in cancelled]
             free += cancelled
             heap.clear()
+            waits += [math.inf] * len(cancelled)
         race.version += 1
         times.append(now)
         if log:
@@ -129,8 +139,9 @@ def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = Fal
             present.merged.sort()
             history.append(present)
         present = LoggedUpdate()
-        if pace.fixed_k is None:
-            pace.updated(Arrivals(now, race.version / updates, (), (), (), (), ()))
+        if learns:
+            pace.updated(Arrivals(now, race.version / updates, (), (), (), (), (), waits))
+            waits = []
     timeline = TimedRun(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions)
     return replace(timeline, log=history) if log else timeline
 

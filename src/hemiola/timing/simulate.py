@@ -34,6 +34,7 @@ class TimingResult:
         updates: How many updates there were.
         seconds: Cluster time of the last of them.
         mean_update_seconds: Time per update.
+        mean_reports: Reports merged in an update: K, or more where a deadline lets others in.
         standard_error: Of the mean update time, by batch means, because successive update times are not independent.
         mean_staleness: Over all merged reports.
         staleness: How many merged reports had staleness 0, 1, 2, ...
@@ -47,6 +48,7 @@ class TimingResult:
     updates: int
     seconds: float
     mean_update_seconds: float
+    mean_reports: float
     standard_error: float
     mean_staleness: float
     staleness: NDArray[np.int64]
@@ -92,6 +94,7 @@ def simulate_timing(
         updates=updates,
         seconds=float(race.times[-1]),
         mean_update_seconds=float(race.times[-1]) / updates,
+        mean_reports=float(merged) / updates,
         standard_error=batch_means_error(np.diff(race.times, prepend=0.0)),
         mean_staleness=float(race.staleness @ np.arange(len(race.staleness)) / merged),
         staleness=race.staleness,
@@ -105,7 +108,7 @@ def simulate_timing(
 
 def _race(pace: Pace, streams: DelayStreams, updates: int, log: bool) -> TimedRun:
     """Pick the fastest way that gives the same events."""
-    plain = pace.fixed_k is not None and pace.late == "cancel" and (pace.cancels or pace.max_staleness is None)
+    plain = pace.fixed_k is not None and pace.late != "ignore" and (pace.cancels or pace.max_staleness is None)
     if log or not plain:
         return events.every_event(pace, streams, updates, log)
     k, race = pace.k(), None

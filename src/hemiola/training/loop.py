@@ -149,6 +149,7 @@ class Training:
                 durations=update.durations,
                 censored=update.censored,
                 staleness=[report.staleness for report in update.reports],
+                waits=update.waits,
             )
         )
         self._note_k(update.seconds)

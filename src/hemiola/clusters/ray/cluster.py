@@ -7,6 +7,7 @@ living, and `Roster` starts them again. A worker that is told to leave in time r
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class _Round:
     dropped: list[Stint] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
     censored: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
     sent_bytes: int = 0
     idle_seconds: float = 0.0
     wasted_seconds: float = 0.0
@@ -102,7 +104,7 @@ class RayCluster:
         """Give every free worker a stint, wait for K reports, merge them."""
         if self._began is None:
             self._began = time.monotonic()
-        this = _Round()
+        this, opened = _Round(), self.now
         for slot in self.roster.slots:
             if slot.free:
                 this.idle_seconds += self.now - slot.free_since
@@ -111,7 +113,12 @@ class RayCluster:
                 self.roster.stop(slot)
         while not self._enough(this):
             wanted = self.pace.k() - len(this.arrived) if self.pace.idles else 1
-            for event in self.roster.wait(max(wanted, 1)):
+            deadline = self.race.deadline
+            left = math.inf if deadline is None else opened + deadline - self.now
+            if left <= 0:
+                self.race.expire()
+                continue
+            for event in self.roster.wait(max(wanted, 1), left):
                 self._take(event, this)
         self._stop(self.race.close(), this)
         return self._merge(this)
@@ -207,6 +214,7 @@ class RayCluster:
         self._cut.discard(slot.worker)
         what = "computes" if fate in (COUNTS, CUT) else "late" if fate is LATE else "dropped"
         this.spans += self._spans(slot, what, outcome.seconds)
+        this.waits.append(math.inf if fate is CUT else time.monotonic() - slot.started)
         if fate in (COUNTS, CUT):
             this.idle_seconds += max(time.monotonic() - slot.started - outcome.seconds, 0.0)
             this.arrived.append(_Arrival(stint, outcome, time.monotonic() - slot.started))
@@ -258,6 +266,7 @@ class RayCluster:
 
     def _cancel(self, slot: Slot, this: _Round) -> None:
         assert slot.stint is not None
+        this.waits.append(math.inf)
         this.censored.append((time.monotonic() - slot.started) / len(slot.stint.batches))
         self._lose(slot, this)
         self.roster.abandon(slot)
@@ -303,6 +312,7 @@ class RayCluster:
             wasted_seconds=this.wasted_seconds,
             durations=this.durations,
             censored=this.censored,
+            waits=this.waits,
             spans=this.spans,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -230,10 +231,12 @@ class Roster:
         slot.actor = new_actor(self.engine, len(self.slots), self._device)
         slot.reference = self._begin(slot, memory)
 
-    def wait(self, wanted: int) -> list[Event]:
-        """What happened until so many workers had something to tell, or a little time passed."""
+    def wait(self, wanted: int, seconds: float = math.inf) -> list[Event]:
+        """What happened until so many workers had something to tell, or a little time passed, at most these seconds."""
         watched = {slot.reference: slot for slot in self.slots if slot.reference is not None}
-        ready, _ = self.ray.wait(list(watched), num_returns=min(wanted, len(watched)), timeout=TICK_SECONDS)
+        ready, _ = self.ray.wait(
+            list(watched), num_returns=min(wanted, len(watched)), timeout=min(TICK_SECONDS, seconds)
+        )
         events = [self._examine(watched[reference]) for reference in ready]
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + TICK_SECONDS

@@ -7,6 +7,7 @@ Nothing here knows about gradients; `simulated.py` computes them afterwards, for
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -25,7 +26,8 @@ class Running:
 
     Attributes:
         stint: What the worker does.
-        started: When it read the weights.
+        asked: When it asked for the weights.
+        started: When it had read them.
         compute: Seconds its local steps take.
         computed: When the last of them ends.
         due: When the next thing happens to it: its computation ends, or its report arrives.
@@ -35,6 +37,7 @@ class Running:
     """
 
     stint: Stint
+    asked: float
     started: float
     compute: float
     computed: float
@@ -67,7 +70,7 @@ class Round:
         late: Stints that finished too late and were not listened to.
         dropped: Stints refused as too stale.
         durations: Compute seconds per local step of every stint that ended.
-        idle_seconds, wasted_seconds, spans: See `hemiola.contracts.Update`.
+        idle_seconds, wasted_seconds, waits, spans: See `hemiola.contracts.Update`.
     """
 
     arrived: list[tuple[Running, float]] = field(default_factory=list)
@@ -78,6 +81,7 @@ class Round:
     durations: list[float] = field(default_factory=list)
     idle_seconds: float = 0.0
     wasted_seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
 
@@ -117,30 +121,39 @@ class Clockwork:
 
     def next_round(self) -> Round:
         """Start every free worker and run the clock until the next update."""
-        this = Round()
+        this, opened = Round(), self.now
         for worker in self._in_turn():
             if worker not in self.running:
                 this.idle_seconds += self.now - self.free_since[worker]
                 self.free_since[worker] = self.now
                 self._start(worker)
         while self.running and not self.race.complete:
-            running = self._next_arrival()
-            worker = running.stint.worker
-            self.free_since[worker] = self.now
-            this.durations.append(running.compute / len(running.stint.batches))
-            fate = self.race.finish(worker)
-            this.spans += running.spans(self.now, None if fate is COUNTS else "late" if fate is LATE else "dropped")
-            if fate is COUNTS:
-                this.arrived.append((running, self.now))
-            else:
-                this.wasted_seconds += running.compute
-                (this.late if fate is LATE else this.dropped).append(running.stint)
-                if fate is LATE:
-                    self.work.give_back(running.stint)
-            if not self.race.rests(fate):
-                self._start(worker)
+            deadline = self.race.deadline
+            if deadline is not None and opened + deadline < self._heap[0][0]:
+                self.now = max(self.now, opened + deadline)
+                self.race.expire()
+            elif (running := self._next_event()) is not None:
+                self._arrived(running, this)
         self._stop(self.race.close(), this)
         return this
+
+    def _arrived(self, running: Running, this: Round) -> None:
+        """The report of a stint is there."""
+        worker = running.stint.worker
+        self.free_since[worker] = self.now
+        this.durations.append(running.compute / len(running.stint.batches))
+        this.waits.append(self.now - running.asked)
+        fate = self.race.finish(worker)
+        this.spans += running.spans(self.now, None if fate is COUNTS else "late" if fate is LATE else "dropped")
+        if fate is COUNTS:
+            this.arrived.append((running, self.now))
+        else:
+            this.wasted_seconds += running.compute
+            (this.late if fate is LATE else this.dropped).append(running.stint)
+            if fate is LATE:
+                self.work.give_back(running.stint)
+        if not self.race.rests(fate):
+            self._start(worker)
 
     def _in_turn(self) -> list[int]:
         """The workers, beginning with another one at every update.
@@ -156,17 +169,16 @@ class Clockwork:
         self.now += seconds
         self.free_since = [since + seconds for since in self.free_since]
 
-    def _next_arrival(self) -> Running:
-        """The stint whose report arrives next; the clock goes there."""
-        while True:
-            time, _, worker = heapq.heappop(self._heap)
-            running = self.running[worker]
-            self.now = time
-            if self.server is None or running.sending:
-                return self.running.pop(worker)
-            running.sending = True
-            running.due = self.server.upload(time, self.message + self.sketch_bytes(running.stint), worker)
-            self._push(running)
+    def _next_event(self) -> Running | None:
+        """Go on to what happens next; the stint whose report has arrived, unless it was something else."""
+        self.now, _, worker = heapq.heappop(self._heap)
+        running = self.running[worker]
+        if self.server is None or running.sending:
+            return self.running.pop(worker)
+        running.sending = True
+        running.due = self.server.upload(self.now, self.message + self.sketch_bytes(running.stint), worker)
+        self._push(running)
+        return None
 
     def _start(self, worker: int) -> None:
         stint = self.work.assign(worker)
@@ -188,7 +200,7 @@ class Clockwork:
             doing = (("receives", self.now, begin), ("computes", begin, computed))
         self._ended[worker] = computed
         self.race.start(worker)
-        self._push(Running(stint, begin, compute, computed, computed, 0, doing=doing))
+        self._push(Running(stint, self.now, begin, compute, computed, computed, 0, doing=doing))
 
     def _compute(self, worker: int, draw: int, wanted: Sequence[bool]) -> float:
         """Seconds of local steps, of which the wanted ones make sketches."""
@@ -223,6 +235,7 @@ class Clockwork:
             self.server.clear_down(self.now)  # Whoever is sending has done all of its steps, so it is heard.
         elif self.server is not None:
             self.server.clear(self.now)
+        this.waits += [math.inf] * len(stopped)
         arrivals = []
         for running, steps, fate in zip(stopped, done, fates, strict=True):
             if fate is CUT:
@@ -289,6 +302,7 @@ class Clockwork:
             "running": [
                 {
                     "stint": r.stint.as_state(),
+                    "asked": r.asked,
                     "started": r.started,
                     "compute": r.compute,
                     "computed": r.computed,

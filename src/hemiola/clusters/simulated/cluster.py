@@ -106,6 +106,7 @@ class SimulatedCluster:
             wasted_seconds=this.wasted_seconds,
             durations=this.durations,
             censored=[ran / len(stint.batches) for stint, ran in this.cancelled],
+            waits=this.waits,
             spans=this.spans,
         )
 
