@@ -19,8 +19,10 @@ def _predict(cell: Cell) -> dict[str, float]:
     if k is None or pace.max_staleness is not None or period.clock is not None:
         return {}
     variant = variant_of(pace)
-    law = {"staleness": mean_staleness(variant, workers, k)}
     cluster = cell.settings.cluster if isinstance(cell.settings.cluster, dict) else {}
+    if cluster.get("link", {}).get("reports") == "ring" and not (pace.cancels or pace.lockstep):
+        return {}  # an update takes what has come while the one before was under way
+    law = {"staleness": mean_staleness(variant, workers, k)}
     steps_only = not period.local and order.sketch is None and "link" not in cluster and pace.late == "cancel"
     delay = parse_delay(cluster["delay"], cell.base) if steps_only and "delay" in cluster else None
     if delay is not None and delay.own is None:  # theory knows one law and factors on it, not a law for each worker

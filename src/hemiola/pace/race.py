@@ -12,6 +12,14 @@ timing-only simulation) tells it what happened, one event at a time, and does wh
     it has its K reports, and waits for more:  race.deadline says until when
         that has passed:                           race.expire()
 
+Where reports travel by an exchange behind the computation (``behind``), nobody waits for it but those whose reports are
+in it, and what comes meanwhile is in the next one::
+
+    a worker finishes:                         as above; but
+        when race.complete:                        race.depart(): the reports so far are under way
+    the exchange has landed:                   merge them, then race.close(); race.version += 1; start over,
+                                                   but without those in race.held
+
 Symbols: K is ``pace.k()``; the two columns of the table in `hemiola.pace.paces` are ``pace.cancels``, its two rows
 ``pace.idles``.
 """
@@ -42,14 +50,22 @@ class Race:
     Attributes:
         version: The newest weights; whoever starts reads them.
         running: The version that each worker under way has read.
-        counted: Reports that the next update has.
+        counted: Reports that the next update has; with an exchange under way, the one after it.
+        held: Idle workers whose reports are among these, and not under way yet.
+
+    Args:
+        pace: The policy.
+        behind: Whether reports travel by exchanges behind the computation. Only where the others keep going.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, behind: bool = False) -> None:
         self.pace = pace
+        self.behind = behind
         self.version = 0
         self.running: dict[int, int] = {}
         self.counted = 0
+        self.held: set[int] = set()
+        self._under_way = False  # an exchange
         self._expired = False
         self._late: set[int] = set()  # workers under way whose reports nobody waits for any more
         self._oldest = float("inf") if pace.max_staleness is None else pace.max_staleness
@@ -65,24 +81,26 @@ class Race:
         if worker in self._late:
             self._late.remove(worker)
             return LATE
-        if self.version - read > self._oldest:
+        if self.version + self._under_way - read > self._oldest:
             return STALE
         self.counted += 1
+        if self.behind and self._idles:
+            self.held.add(worker)
         return COUNTS
 
     def rests(self, fate: Fate) -> bool:
         """Whether a worker that has just finished with this fate waits for the update before it starts again."""
-        return fate is CUT or (fate is COUNTS and (self._idles or self.complete))
+        return fate is CUT or (fate is COUNTS and (self._idles or (self.complete and not self.behind)))
 
     @property
     def complete(self) -> bool:
         """Whether the update has its K reports and does not wait for more."""
-        return self.counted >= self.pace.k() and self.deadline is None
+        return self.counted >= self.pace.k() and not self._under_way and self.deadline is None
 
     @property
     def deadline(self) -> float | None:
         """Where the update has its K reports and waits for more: until so many seconds after the update before."""
-        if self._expired or self.counted < self.pace.k() or self.running.keys() <= self._late:
+        if self._expired or self._under_way or self.counted < self.pace.k() or self.running.keys() <= self._late:
             return None
         return self.pace.deadline()
 
@@ -97,8 +115,9 @@ class Race:
 
     def close(self) -> list[int]:
         """The update is made: the workers whose stints it ends, by number. Call before the version goes up."""
-        self.counted = 0
-        self._expired = False
+        if not self.behind:
+            self.counted = 0
+        self._expired = self._under_way = False
         if not self.pace.cancels:
             return []
         if self.pace.late == "ignore":
@@ -108,14 +127,26 @@ class Race:
         self.running.clear()
         return ended
 
+    def depart(self) -> None:
+        """With ``behind``: the reports so far are under way to the update that ``close`` will make."""
+        self.counted = 0
+        self.held.clear()
+        self._under_way = True
+
     def stopped(self, steps: int) -> Fate:
         """What becomes of a stint that the update has ended after so many whole steps."""
         return CUT if self.pace.late == "cut" and steps > 0 else CANCELLED
 
     def state_dict(self) -> State:
         """Between two updates."""
-        return {"version": self.version, "running": dict(self.running), "late": sorted(self._late)}
+        return {
+            "version": self.version,
+            "running": dict(self.running),
+            "late": sorted(self._late),
+            "counted": self.counted,
+            "held": sorted(self.held),
+        }
 
     def load_state_dict(self, state: State) -> None:
         self.version, self.running, self._late = state["version"], dict(state["running"]), set(state["late"])
-        self.counted = 0
+        self.counted, self.held = state["counted"], set(state["held"])

@@ -1,4 +1,4 @@
-"""The timing-only simulation event by event: the whole rule in `every_event`, and two variants stripped to the bone."""
+"""The timing-only simulation event by event: the whole rule, and two variants stripped to the bone."""
 
 from __future__ import annotations
 
@@ -142,6 +142,82 @@ def every_event(pace: Pace, streams: DelayStreams, updates: int, log: bool = Fal
         if learns:
             pace.updated(Arrivals(now, race.version / updates, (), (), (), (), (), waits))
             waits = []
+    timeline = TimedRun(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions)
+    return replace(timeline, log=history) if log else timeline
+
+
+def behind(pace: Pace, streams: DelayStreams, updates: int, exchange: float, log: bool = False) -> TimedRun:
+    """Any pace whose others keep going, with reports that travel by exchanges of so many seconds behind them."""
+    race, draw = Race(pace, behind=True), draws(streams)
+    heap: list[tuple[float, int, int]] = []
+    now, sequence, completions = 0.0, 0, 0
+    began, number, read = ([0.0] * streams.workers, [-1] * streams.workers, [0] * streams.workers)
+    idle_seconds = wasted_seconds = 0.0
+    times: list[float] = []
+    staleness: list[int] = []
+    gathered: list[tuple[int, int, int]] = []  # worker, number of its stint, version it has read
+    idle: set[int] = set(range(streams.workers))
+    present, history = LoggedUpdate(), []
+    learns, waits = pace.fixed_k is None, []
+
+    def start(worker: int) -> None:
+        nonlocal sequence
+        race.start(worker)
+        sequence += 1
+        began[worker], read[worker] = now, race.version
+        number[worker] += 1
+        heappush(heap, (now + draw[worker](), sequence, worker))
+
+    def next_end() -> None:
+        nonlocal now, completions, wasted_seconds, idle_seconds
+        now, _, worker = heappop(heap)
+        completions += 1
+        waits.append(now - began[worker])
+        fate = race.finish(worker)
+        if fate is COUNTS:
+            gathered.append((worker, number[worker], read[worker]))
+        else:
+            wasted_seconds += now - began[worker]
+            present.dropped.append((worker, number[worker]))
+        if race.rests(fate):
+            idle.add(worker)
+            idle_seconds -= now
+        else:
+            start(worker)
+
+    while race.version < updates:
+        opened = now
+        for worker in sorted(idle - race.held):
+            idle.remove(worker)
+            idle_seconds += now
+            start(worker)
+        while not race.complete:
+            deadline = race.deadline
+            if deadline is not None and opened + deadline < heap[0][0]:
+                now = max(now, opened + deadline)
+                race.expire()
+            else:
+                next_end()
+        race.depart()
+        under_way, gathered = gathered, []
+        lands = now + exchange
+        while heap and heap[0][0] < lands:
+            next_end()
+        now = lands
+        race.close()
+        ages = [race.version - version for _, _, version in under_way]
+        staleness += ages
+        times.append(now)
+        race.version += 1
+        if log:
+            present.seconds = now
+            present.merged = sorted((who, stint, age) for (who, stint, _), age in zip(under_way, ages, strict=True))
+            history.append(present)
+        present = LoggedUpdate()
+        if learns:
+            pace.updated(Arrivals(now, race.version / updates, (), (), (), (), (), waits))
+        waits = []
+    idle_seconds += now * len(idle)
     timeline = TimedRun(np.array(times), counts(staleness), idle_seconds, wasted_seconds, completions)
     return replace(timeline, log=history) if log else timeline
 

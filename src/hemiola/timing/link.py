@@ -4,7 +4,9 @@ Two shapes of traffic, because the algorithms differ in nothing else:
 
 * everyone waits for everyone: a ring all-reduce, 2 (P - 1) messages of 1/P of the vector each, one after the other,
   and where the order wants sketches a ring all-gather of them, P - 1 messages of one worker's sketches each;
-* an update waits for some: every report and every new version passes the server's one full-duplex link, in turn.
+* an update waits for some: every report and every new version passes the server's one full-duplex link, in turn; or,
+  with ``reports = "ring"``, K reports begin a ring all-reduce among all workers, behind the computation of those that
+  are not in it.
 
 Machines may stand in groups, such as regions, with another bandwidth from each group to each. A ring goes through the
 workers by number and is as fast as its slowest hop; a server stands in the first group.
@@ -12,11 +14,11 @@ workers by number and is as fast as its slowest hop; a server stands in the firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hemiola.errors import InputError
-from hemiola.options import SECONDS, quantity
+from hemiola.options import SECONDS, one_of, quantity
 
 _BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9, "Tbit/s": 1e12}
 _BYTES = {"B/s": 8.0, "kB/s": 8e3, "MB/s": 8e6, "GB/s": 8e9}
@@ -32,12 +34,14 @@ class Link:
         latency: Seconds a message takes beside its size.
         groups: How many workers each group has, by number; none where all machines are alike.
         between: Bandwidth from each group to each.
+        reports: How reports travel where an update does not wait for all: ``"server"`` or ``"ring"``.
     """
 
     bits_per_second: float = float("inf")
     latency: float = 0.0
     groups: tuple[int, ...] = ()
     between: tuple[tuple[float, ...], ...] = ()
+    reports: str = "server"
 
     @classmethod
     def parse(
@@ -45,14 +49,16 @@ class Link:
         bandwidth: str | list[list[str]] | None = None,
         latency: str | None = None,
         groups: list[int] | None = None,
+        reports: str = "server",
     ) -> Link:
         """Read the experiment file's strings."""
+        one_of("link.reports", reports, ["server", "ring"])
         seconds = 0.0 if latency is None else quantity("link.latency", latency, SECONDS)
         if isinstance(bandwidth, list):
-            return cls._matrix(bandwidth, seconds, groups)
+            return replace(cls._matrix(bandwidth, seconds, groups), reports=reports)
         if groups is not None:
             raise InputError(f"link.groups = {groups} needs a bandwidth from each group to each, got {bandwidth!r}")
-        return cls(float("inf") if bandwidth is None else _bits(bandwidth), seconds)
+        return cls(float("inf") if bandwidth is None else _bits(bandwidth), seconds, reports=reports)
 
     @classmethod
     def _matrix(cls, rows: list[list[str]], latency: float, groups: list[int] | None) -> Link:

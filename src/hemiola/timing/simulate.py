@@ -11,7 +11,7 @@ that, the finisher included, reads the new version. Workers that start at the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,7 @@ def simulate_timing(
     seed: int = 0,
     slow: Mapping[int, float] | None = None,
     log: bool = False,
+    exchange: float = 0.0,
 ) -> TimingResult:
     """Play the updates of a run through, without gradients.
 
@@ -78,6 +79,8 @@ def simulate_timing(
         seed: Names the delay streams.
         slow: Factor on the times of some workers.
         log: Whether to keep every update. Slower, because it goes event by event.
+        exchange: Seconds of the ring exchange that makes an update of its reports. Everyone waits for it where the
+            others are cancelled or all are waited for; else it passes behind their computation.
     """
     if workers < 1:
         raise InputError(f"workers must be at least 1, got {workers}")
@@ -87,7 +90,7 @@ def simulate_timing(
         raise InputError("a timing-only run has no losses, so k cannot depend on them, as 'adasync' does")
     pace.begin(workers)
     streams = DelayStreams(delay, workers, seed, slow)
-    race = _race(pace, streams, updates, log)
+    race = _with_exchanges(pace, streams, updates, log, exchange) if exchange else _race(pace, streams, updates, log)
     worker_seconds = workers * race.times[-1]
     merged = race.staleness.sum()
     return TimingResult(
@@ -104,6 +107,16 @@ def simulate_timing(
         completions=race.completions,
         log=race.log,
     )
+
+
+def _with_exchanges(pace: Pace, streams: DelayStreams, updates: int, log: bool, exchange: float) -> TimedRun:
+    if not (pace.cancels or pace.lockstep):
+        return events.behind(pace, streams, updates, exchange, log)
+    race = _race(pace, streams, updates, log)
+    later = exchange * np.arange(1, updates + 1)
+    for update, shift in zip(race.log or (), later.tolist(), strict=False):
+        update.seconds += shift
+    return replace(race, times=race.times + later)
 
 
 def _race(pace: Pace, streams: DelayStreams, updates: int, log: bool) -> TimedRun:

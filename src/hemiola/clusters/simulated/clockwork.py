@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from hemiola.clusters.merging import cut
 from hemiola.clusters.simulated.sketch_cost import Charge
-from hemiola.contracts import FOLLOWED, Pace, Span, State, Stint, Work
+from hemiola.contracts import FOLLOWED, LINK, Pace, Span, State, Stint, Work
 from hemiola.pace.race import COUNTS, CUT, LATE, Race
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import Link, ServerLink
@@ -45,6 +45,15 @@ class Running:
     sequence: int
     sending: bool = False
     doing: tuple[tuple[str, float, float], ...] = ()
+
+    def as_state(self) -> State:
+        """Plain values, for a state."""
+        return vars(self) | {"stint": self.stint.as_state()}
+
+    @classmethod
+    def from_state(cls, state: State) -> Running:
+        """The reverse of `as_state`."""
+        return cls(**{**state, "stint": Stint.from_state(state["stint"])})
 
     def spans(self, end: float, instead: str | None = None) -> list[Span]:
         """What the worker did until its stint was over at ``end``; ``instead`` of computing, where it was in vain."""
@@ -92,8 +101,8 @@ class Clockwork:
         work: Gives out stints.
         pace: Decides whom an update waits for.
         delays: Compute time of every local step.
-        link: Costs of messages; reports and weights use it only when updates do not wait for everyone (then the
-            exchange is an all-reduce, whose time `simulated.py` adds).
+        link: Costs of messages. Where everyone waits for an exchange, as with updates that wait for everyone, its time
+            is added by `cluster.py`.
         message: Bytes of the weights, and of one report without its sketches.
         charge: What sketches cost.
 
@@ -101,18 +110,23 @@ class Clockwork:
         now: The time.
         race: Whose reports count.
         lag: Overlap: local steps every worker takes before it needs the newest weights.
+        gathered: Reports that have come and wait for an exchange behind the computation, with when they came.
     """
 
     def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float, charge: Charge):
         self.work = work
-        self.race = Race(pace)
+        rings = pace.lockstep or link.reports == "ring"
+        behind = rings and not (pace.lockstep or pace.cancels) and link.ring_seconds(message, delays.workers) > 0
+        self.race = Race(pace, behind)
+        self.link = link
         self.delays = delays
         self.message = message
         self.charge = charge
-        self.server = None if link.free or pace.lockstep else ServerLink(link)
+        self.server = None if link.free or rings else ServerLink(link)
         self.now = 0.0
         self.lag = 0
         self.running: dict[int, Running] = {}
+        self.gathered: list[tuple[Running, float]] = []
         self.free_since = [0.0] * delays.workers
         self._draws = [0] * delays.workers
         self._ended = [0.0] * delays.workers
@@ -123,10 +137,18 @@ class Clockwork:
         """Start every free worker and run the clock until the next update."""
         this, opened = Round(), self.now
         for worker in self._in_turn():
-            if worker not in self.running:
+            if worker not in self.running and worker not in self.race.held:
                 this.idle_seconds += self.now - self.free_since[worker]
                 self.free_since[worker] = self.now
                 self._start(worker)
+        self._run_until_complete(opened, this)
+        if self.race.behind:
+            self._exchange(this)
+        self._stop(self.race.close(), this)
+        return this
+
+    def _run_until_complete(self, opened: float, this: Round) -> None:
+        """Go on until the update, or the next exchange, has its reports; ``opened`` is when the one before was made."""
         while self.running and not self.race.complete:
             deadline = self.race.deadline
             if deadline is not None and opened + deadline < self._heap[0][0]:
@@ -134,8 +156,19 @@ class Clockwork:
                 self.race.expire()
             elif (running := self._next_event()) is not None:
                 self._arrived(running, this)
-        self._stop(self.race.close(), this)
-        return this
+
+    def _exchange(self, this: Round) -> None:
+        """The reports so far pass by a ring all-reduce, and their sketches by an all-gather; the others go on."""
+        self.race.depart()
+        this.arrived, self.gathered = self.gathered, []
+        workers, began = self.delays.workers, self.now
+        lands = began + self.link.ring_seconds(self.message, workers)
+        lands += self.link.gather_seconds(self.most_sketch_bytes(this), workers)
+        this.spans.append(Span(LINK, "exchanges", began, lands))
+        while self._heap and self._heap[0][0] < lands:  # Whoever ends as it lands starts with the new weights.
+            if (running := self._next_event()) is not None:
+                self._arrived(running, this)
+        self.now = lands
 
     def _arrived(self, running: Running, this: Round) -> None:
         """The report of a stint is there."""
@@ -146,7 +179,7 @@ class Clockwork:
         fate = self.race.finish(worker)
         this.spans += running.spans(self.now, None if fate is COUNTS else "late" if fate is LATE else "dropped")
         if fate is COUNTS:
-            this.arrived.append((running, self.now))
+            (self.gathered if self.race.behind else this.arrived).append((running, self.now))
         else:
             this.wasted_seconds += running.compute
             (this.late if fate is LATE else this.dropped).append(running.stint)
@@ -215,6 +248,10 @@ class Clockwork:
     def sketch_bytes(self, stint: Stint) -> int:
         """Bytes of the sketches that a stint's report carries."""
         return self.charge.message_bytes(stint, self.work.wants_sketches(stint))
+
+    def most_sketch_bytes(self, this: Round) -> int:
+        """Bytes of each worker's part of an all-gather: as on the torch cluster, all send as much as the longest."""
+        return max((self.sketch_bytes(running.stint) for running, _ in this.arrived), default=0)
 
     def _push(self, running: Running) -> None:
         self._sequence += 1
@@ -299,20 +336,8 @@ class Clockwork:
             "lag": self.lag,
             "ended": list(self._ended),
             "server": None if self.server is None else [self.server.down_free, self.server.up_free],
-            "running": [
-                {
-                    "stint": r.stint.as_state(),
-                    "asked": r.asked,
-                    "started": r.started,
-                    "compute": r.compute,
-                    "computed": r.computed,
-                    "due": r.due,
-                    "sequence": r.sequence,
-                    "sending": r.sending,
-                    "doing": r.doing,
-                }
-                for r in self.running.values()
-            ],
+            "running": [running.as_state() for running in self.running.values()],
+            "gathered": [[running.as_state(), came] for running, came in self.gathered],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -324,7 +349,8 @@ class Clockwork:
             self.server.down_free, self.server.up_free = state["server"]
         self.running, self._heap = {}, []
         for saved in state["running"]:
-            running = Running(**{**saved, "stint": Stint.from_state(saved["stint"])})
+            running = Running.from_state(saved)
             self.running[running.stint.worker] = running
             heapq.heappush(self._heap, (running.due, running.sequence, running.stint.worker))
         self._sequence = state["sequence"]
+        self.gathered = [(Running.from_state(saved), came) for saved, came in state["gathered"]]

@@ -58,6 +58,7 @@ class SimulatedCluster:
         self.period = period
         self.exchange = exchange
         self.link = link
+        self.rings = pace.lockstep or link.reports == "ring"
         self.workers = delays.workers
         self.sender = Sender(exchange, runner.initial.numel(), seed)
         runner.keeps_ends = exchange.overlap != 0
@@ -72,7 +73,8 @@ class SimulatedCluster:
 
     def live_versions(self) -> set[int]:
         """Versions that stints under way have read."""
-        return {running.stint.version for running in self.clock.running.values()}
+        held = [*self.clock.running.values(), *(running for running, _ in self.clock.gathered)]
+        return {running.stint.version for running in held}
 
     def collect(self) -> Update:
         """Run the clock to the next update and compute its reports."""
@@ -122,7 +124,7 @@ class SimulatedCluster:
         on), so what merged reports and stints under way have aged by must add up. A deviation is a bug.
         """
         k = self.pace.fixed_k
-        if k is None or self.pace.max_staleness is not None or self._refused:
+        if k is None or self.pace.max_staleness is not None or self._refused or self.clock.race.behind:
             return
         aged = 0 if self.pace.cancels else self.workers - (k if self.pace.idles else 1)
         pending = sum(self.clock.race.version - running.stint.version for running in self.clock.running.values())
@@ -214,13 +216,13 @@ class SimulatedCluster:
     # ------------------------------------------------------------------------------------------------ time and bytes
 
     def _exchange_time(self, this: Round) -> float:
-        """Where everyone waits for everyone changes pass by a ring all-reduce, then sketches by a ring all-gather.
+        """By a ring that everyone waits for, changes pass by an all-reduce, then sketches by an all-gather.
 
         Else reports have paid their way.
         """
-        if self.pace.lockstep:
+        if self.rings and not self.clock.race.behind:
             transfer = self.link.ring_seconds(self.sender.message_bytes, self.workers)
-            transfer += self.link.gather_seconds(self._gathered(this), self.workers)
+            transfer += self.link.gather_seconds(self.clock.most_sketch_bytes(this), self.workers)
             if transfer:
                 met = range(min(self.workers, FOLLOWED)) if self.exchange.overlap == 0 else [LINK]
                 this.spans += [Span(who, "exchanges", self.clock.now, self.clock.now + transfer) for who in met]
@@ -237,15 +239,12 @@ class SimulatedCluster:
         self._seconds_seen += sum(this.durations)
         self.clock.lag = math.ceil(transfer * self._steps_seen / self._seconds_seen)
 
-    def _gathered(self, this: Round) -> int:
-        """Bytes of each worker's part of the all-gather: as on the torch cluster, all send as much as the longest."""
-        return max((self.clock.sketch_bytes(running.stint) for running, _ in this.arrived), default=0)
-
     def _bytes(self, this: Round) -> float:
         """Bytes an average worker sent for this update: its change, and its sketches."""
         message = self.sender.message_bytes
-        if self.pace.lockstep:
-            return ring_bytes(message, self.workers) + gather_bytes(self._gathered(this), self.workers)
+        if self.rings:
+            sketches = gather_bytes(self.clock.most_sketch_bytes(this), self.workers)
+            return ring_bytes(message, self.workers) + sketches
         sent = [running.stint for running, _ in this.arrived] + this.late + this.dropped
         return sum(message + self.clock.sketch_bytes(stint) for stint in sent) / self.workers
 

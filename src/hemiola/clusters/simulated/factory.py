@@ -25,7 +25,8 @@ class SimulatedFactory(ClusterFactory):
         delay: Law of the seconds one local step takes.
         slow: Factors on the delays of some workers, by number.
         link: ``bandwidth`` and ``latency`` between machines; messages take no time without. With ``groups``, the
-            workers of each, ``bandwidth`` is a matrix from each group to each.
+            workers of each, ``bandwidth`` is a matrix from each group to each. ``reports = "ring"``: where an update
+            does not wait for all, reports go by ring all-reduces instead of over one server's link.
         sketch_cost: How many times as long a local step takes that makes the order's sketches: ``"usual"`` for the
             documented factors, ``"measured"`` for this task's own, a number, or numbers by kind of sketch.
     """
