@@ -94,6 +94,18 @@ def test_a_stint_whose_turn_comes_after_that_of_a_later_one_is_not_run() -> None
     assert run(worker, 6).payload is not None
 
 
+def test_an_unwanted_stint_does_not_wait_for_its_turn() -> None:
+    """It would take the place of the message that stops the one that runs."""
+    worker = worker_of(setup_of())
+    thread, _ = asleep(worker, 5)
+    began = time.monotonic()
+    assert run(worker, 4).payload is None
+    assert time.monotonic() - began < LONG / 2
+    assert worker._running
+    run(worker, 6)
+    thread.join()
+
+
 def test_a_new_session_stops_the_stint_of_the_one_before() -> None:
     worker = worker_of(setup_of())
     thread, first = asleep(worker, 7)

@@ -115,7 +115,7 @@ def test_a_timeline_by_hand():
 
 
 def test_an_idler_waits_for_the_exchange_its_report_is_in():
-    """K-async, K = 1, steps of 1 and 1.5 seconds, a ring of 2: worker 1 ends in the first ring, and is in the second."""
+    """K-async, K = 1, steps of 1 and 1.5 seconds, a ring of 2: worker 1 ends in the first ring and is in the second."""
     run = training(
         workers=2,
         pace={"name": "k-async", "k": 1},
@@ -251,8 +251,7 @@ def test_nothing_is_lost_or_doubled_and_a_resumed_run_is_the_same(name, k, deal)
     assert set(visited.values()) == {1}
     assert sum(visited.values()) == whole.ledger.total("used") == whole.ledger.visited
     first = training(**given)
-    first.run(lambda run: run.version < 5)
-    assert first.cluster.clock.gathered or name == "k-async"
+    first.run(lambda run: run.version < 5 or not run.cluster.clock.gathered)  # some reports wait for an exchange
     second = training(**given)
     second.load_state_dict(first.state_dict())
     second.run()
@@ -261,5 +260,5 @@ def test_nothing_is_lost_or_doubled_and_a_resumed_run_is_the_same(name, k, deal)
 
 
 def test_what_else_reports_could_travel_by():
-    with pytest.raises(InputError, match="link.reports must be one of server, ring, got 'tree'"):
+    with pytest.raises(InputError, match=r"link\.reports must be one of server, ring, got 'tree'"):
         training(workers=2, cluster={"name": "simulated", "link": {"reports": "tree"}})

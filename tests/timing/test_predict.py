@@ -187,3 +187,31 @@ def test_impossible_questions_are_refused():
             predict(8, delay, k=k)
     with pytest.raises(InputError, match="slow names worker 8"):
         predict(8, delay, slow={8: 2.0})
+
+
+def test_rings_take_their_time_in_every_row():
+    plain = {(row.variant, row.k): row for row in predict(4, "shifted-exponential(1, 1)").rows}
+    rings = predict(4, "shifted-exponential(1, 1)", exchange=3.0, ring=True)
+    for row in rings.rows:
+        before = plain[row.variant, row.k]
+        if row.variant in ("k-sync", "k-batch-sync") or (row.variant, row.k) == ("k-async", 4):  # all wait for it
+            assert row.update_seconds == pytest.approx(before.update_seconds + 3.0)
+            assert row.mean_staleness == before.mean_staleness
+        else:
+            assert row.theory_seconds is None
+            assert row.simulated_seconds >= row.theory_low == max(3.0, row.k * 2.0 / 4)
+    # Nobody waits in K-batch-async, so all workers' reports are merged, however slow the ring is.
+    busy = next(row for row in rings.rows if (row.variant, row.k) == ("k-batch-async", 2))
+    assert busy.reports_per_second == pytest.approx(4 / 2.0, rel=0.02)
+    with pytest.raises(InputError, match="a ring takes time"):
+        predict(4, "constant(1)", ring=True)
+
+
+def test_a_grace_takes_more_reports_than_k():
+    rows = {(row.variant, row.k): row for row in predict(4, "hyperexponential(0.9, 1, 30)", k=2, grace=3.0).rows}
+    plain = {(row.variant, row.k): row for row in predict(4, "hyperexponential(0.9, 1, 30)", k=2).rows}
+    sync = rows["k-sync", 2]
+    assert sync.reports_per_second * sync.update_seconds > 2
+    assert sync.theory_low <= sync.simulated_seconds <= sync.theory_high
+    assert sync.theory_low == plain["k-sync", 2].update_seconds
+    assert rows["k-batch-async", 2] == plain["k-batch-async", 2]

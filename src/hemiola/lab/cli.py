@@ -258,6 +258,12 @@ def predict(
     exchange: Annotated[
         float | None, typer.Option("--exchange", help="Seconds of one exchange; a run's log has it measured.")
     ] = None,
+    ring: Annotated[
+        bool, typer.Option("--ring", help="Let updates take an exchange: reports by rings, behind who keeps going.")
+    ] = False,
+    grace: Annotated[
+        float | None, typer.Option("--grace", help="Of k-sync and k-async: wait beyond K for who is hardly later.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Expected time per update, staleness and waste of every pace: theory beside simulation."""
@@ -268,7 +274,7 @@ def predict(
         raise InputError("give either --delay or --trace")
     times = delay if trace is None else read_trace(trace)
     assert times is not None
-    prediction = predict(workers, times, k=k, slow=parse_slow(slow), exchange=exchange)
+    prediction = predict(workers, times, k=k, slow=parse_slow(slow), exchange=exchange, ring=ring, grace=grace)
     if as_json:
         import json
 

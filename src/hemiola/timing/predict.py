@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from rich.table import Table
 
+from hemiola.contracts import Pace
 from hemiola.errors import InputError
 from hemiola.pace import PACES
 from hemiola.timing.delays import Delay, empirical_delay, parse_delay
 from hemiola.timing.simulate import simulate_timing
-from hemiola.timing.theory import Ageing, Variant, mean_staleness, new_against_used, update_time
+from hemiola.timing.theory import Ageing, Expectation, Variant, mean_staleness, new_against_used, update_time
 from hemiola.timing.traces import Trace
 
 COMPLETIONS = 20_000  # simulated per row
@@ -35,13 +36,13 @@ class PredictedRow:
         variant, k: Which.
         update_seconds: Expected time per update: theory where it is exact, else simulated.
         updates_per_second: Its inverse.
-        reports_per_second: Reports merged, K times that.
+        reports_per_second: Reports merged, K times that; more where an update takes more than K.
         theory_seconds: Time per update by theory; None where there are only bounds.
         theory_low, theory_high: Bounds on it; None for no upper bound.
         theory_source: Which law, or Monte Carlo.
         simulated_seconds, simulated_error: Time per update in a timing-only run, and its standard error.
         deviation: Simulated over theory, minus 1.
-        mean_staleness: By the counting identity.
+        mean_staleness: By the counting identity; as simulated where that does not hold.
         simulated_staleness: In the timing-only run.
         fresh_fraction, idle_share, wasted_share: See `TimingResult`.
     """
@@ -143,6 +144,8 @@ def predict(
     slow: Mapping[int, float] | None = None,
     seed: int = 0,
     exchange: float | None = None,
+    ring: bool = False,
+    grace: float | None = None,
 ) -> Prediction:
     """Compare every variant.
 
@@ -155,6 +158,9 @@ def predict(
         slow: Factor on the times of some workers.
         seed: Of the simulation.
         exchange: Seconds of one exchange of gradients or weights; by default what the trace measured, if it did.
+        ring: Whether updates take these seconds: reports travel by rings, behind the computation where the others keep
+            going. Otherwise the time of exchanges is left out.
+        grace: Of the paces that have it: updates stay open for more reports than K.
 
     Raises:
         InputError: An argument cannot be used.
@@ -172,12 +178,15 @@ def predict(
         if exchange is None and delay.exchange_seconds:
             exchange = statistics.median(delay.exchange_seconds)
         delay = empirical_delay(delay.even(), f"trace({delay.source})")
+    if ring and not exchange:
+        raise InputError("a ring takes time, which is not known here: give exchange (--exchange SECONDS)")
     ks = [k] if k is not None else _ks(workers)
-    rows = [_row(variant, one, workers, delay, slow, seed) for variant in VARIANTS for one in ks]
+    cluster = _Cluster(workers, delay, slow, seed, exchange if ring and exchange else 0.0, grace)
+    rows = [_row(variant, one, cluster) for variant in VARIANTS for one in ks]
     synchronous = next((row for row in rows if row.variant == "k-sync" and row.k == workers), None)
-    synchronous = synchronous or _row("k-sync", workers, workers, delay, slow, seed)
+    synchronous = synchronous or _row("k-sync", workers, cluster)
     ageing = new_against_used(delay)
-    conclusions = [*notes, *_conclusions(workers, delay, slow, ageing, rows, synchronous, exchange)]
+    conclusions = [*notes, *_conclusions(cluster, ageing, rows, synchronous, exchange)]
     return Prediction(workers, delay.law, delay.mean, slow, exchange, ageing, rows, conclusions)
 
 
@@ -208,18 +217,34 @@ def _ks(workers: int) -> list[int]:
     return [2**power for power in range(workers.bit_length()) if 2**power < workers] + [workers]
 
 
-def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, float], seed: int) -> PredictedRow:
+@dataclass(frozen=True)
+class _Cluster:
+    """What a row is about, beside its pace; the seconds of a ring are 0 where exchanges are left out."""
+
+    workers: int
+    delay: Delay
+    slow: dict[int, float]
+    seed: int
+    ring: float
+    grace: float | None
+
+
+def _row(variant: Variant, k: int, cluster: _Cluster) -> PredictedRow:
+    workers, delay, slow = cluster.workers, cluster.delay, cluster.slow
     updates = math.ceil(max(COMPLETIONS, STINTS * workers) / k)
-    measured = simulate_timing(PACES[variant](k=k), workers, delay, updates, seed, slow)
-    theory = update_time(variant, delay, workers, k, slow, simulate=workers <= MONTE_CARLO)
+    made = PACES[variant]
+    pace = made(k=k, grace=cluster.grace) if made.idles else made(k=k)
+    measured = simulate_timing(pace, workers, delay, updates, cluster.seed, slow, exchange=cluster.ring)
+    theory = _theory(variant, k, pace, cluster)
     seconds = theory.value if theory.exact else measured.mean_update_seconds
     known = None if math.isnan(theory.value) else theory.value
+    as_many = pace.fixed_k is not None and (not cluster.ring or pace.cancels or pace.lockstep)
     return PredictedRow(
         variant=variant,
         k=k,
         update_seconds=seconds,
         updates_per_second=1 / seconds,
-        reports_per_second=k / seconds,
+        reports_per_second=(k if as_many else measured.mean_reports) / seconds,
         theory_seconds=known,
         theory_low=theory.low,
         theory_high=theory.high if math.isfinite(theory.high) else None,
@@ -227,12 +252,26 @@ def _row(variant: Variant, k: int, workers: int, delay: Delay, slow: dict[int, f
         simulated_seconds=measured.mean_update_seconds,
         simulated_error=measured.standard_error,
         deviation=None if known is None else measured.mean_update_seconds / known - 1,
-        mean_staleness=mean_staleness(variant, workers, k),
+        mean_staleness=mean_staleness(variant, workers, k) if as_many else measured.mean_staleness,
         simulated_staleness=measured.mean_staleness,
         fresh_fraction=measured.fresh_fraction,
         idle_share=measured.idle_share,
         wasted_share=measured.wasted_share,
     )
+
+
+def _theory(variant: Variant, k: int, pace: Pace, cluster: _Cluster) -> Expectation:
+    """Time per update with what a grace and rings add to it: exact where everyone waits for the ring, else bounds."""
+    workers, delay, slow, ring = cluster.workers, cluster.delay, cluster.slow, cluster.ring
+    simulate = workers <= MONTE_CARLO
+    plain = update_time(variant, delay, workers, k, slow, simulate)
+    if pace.fixed_k is None:
+        most = update_time(variant, delay, workers, workers, slow, simulate=False)
+        plain = Expectation(math.nan, math.inf, plain.low, most.high, "between K and all")
+    if ring and not (pace.cancels or pace.lockstep):
+        least = update_time("k-batch-async", delay, workers, k, slow).value
+        return Expectation(math.nan, math.inf, max(ring, least), math.inf, "a ring, and K E[X] / P")
+    return replace(plain, value=plain.value + ring, low=plain.low + ring, high=plain.high + ring)
 
 
 def _theory_cell(row: PredictedRow) -> str:
@@ -276,14 +315,13 @@ def _unequal_workers(trace: Trace, workers: int) -> tuple[dict[int, float], list
 
 
 def _conclusions(
-    workers: int,
-    delay: Delay,
-    slow: dict[int, float],
+    cluster: _Cluster,
     ageing: Ageing,
     rows: list[PredictedRow],
     synchronous: PredictedRow,
     exchange: float | None,
 ) -> list[str]:
+    workers, delay, slow = cluster.workers, cluster.delay, cluster.slow
     factors = [slow.get(worker, 1.0) for worker in range(workers)]
     mean = delay.mean * statistics.fmean(factors)  # of all workers, the slow ones included
     lines = [
@@ -292,7 +330,8 @@ def _conclusions(
         f"{synchronous.idle_share:.0%} of all worker time is spent waiting."
     ]
     if slow:
-        lines.append(_persistent_and_transient(synchronous.update_seconds, delay.mean * max(factors), mean))
+        waiting = synchronous.update_seconds - cluster.ring
+        lines.append(_persistent_and_transient(waiting, delay.mean * max(factors), mean))
     fresh, most = _best([row for row in rows if row.mean_staleness == 0]), _best(rows)
     gain = most.reports_per_second / synchronous.reports_per_second
     fresh_gain = fresh.reports_per_second / synchronous.reports_per_second
@@ -314,7 +353,7 @@ def _conclusions(
                 f"With staleness, {most.variant} merges {gain:.2f} times the reports per second of synchronous "
                 f"training; K sets the price: mean staleness {most.mean_staleness:.2f} at K = {most.k}."
             )
-    lines.append(_on_exchanges(synchronous.update_seconds, exchange, uniform))
+    lines.append(_on_exchanges(synchronous.update_seconds - cluster.ring, exchange, uniform))
     if delay.name == "trace":
         lines.append("The delays are drawn from the trace: nothing slower than its slowest step is foreseen.")
     if slow:

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -163,7 +163,7 @@ class Worker:
     """
 
     def __init__(self, heeds_notice: bool = False) -> None:
-        self._turn = threading.Lock()  # of the stint that runs
+        self._taken = False  # whether it is someone's turn: one stint runs at a time, or a session begins
         self._session = 0  # of the stint that runs
         self._newest = 0  # the last session that has begun, or waits for its turn to
         self._bell = threading.Condition()
@@ -207,7 +207,7 @@ class Worker:
         with self._bell:
             self._newest = max(self._newest, session)
             self._bell.notify_all()
-        with self._turn:
+        with self._turn(lambda: False):
             if session < self._session:
                 return self.hello()
             torch.set_num_threads(setup.threads)
@@ -245,20 +245,52 @@ class Worker:
         """
         began = time.perf_counter()
         session, assignment = unpack_assignment(message)
+        number = assignment.stint.number
         if session == self._session:
-            self.cancel(assignment.stint.number - 1)
-        with self._awaited(), self._turn:
+            self.cancel(number - 1)
+
+        def void() -> bool:
+            return session != self._session or self._unwanted(number)
+
+        with self._awaited():
             try:
-                if session != self._session:
-                    raise _CancelledError
-                self.runner.adopt(directions)
-                outcome = self._run(assignment, weights, momentum, began)
+                # Two messages can be answered at a time. Who is unwanted must not be in the way of the one that says so
+                # of the stint that runs, wherever that came first.
+                with self._turn(void):
+                    if void():
+                        raise _CancelledError
+                    self.runner.adopt(directions)
+                    return pack_outcome(self._answer(assignment, weights, momentum, began))
             except _CancelledError:
-                outcome = Outcome(time.perf_counter() - began, 0.0, 0, None, (), None)
-            if self._leaving:
-                self._settle(assignment.stint.number if outcome.steps else -1)
-                outcome = outcome._replace(leaves=self._settled)
-            return pack_outcome(outcome)
+                return pack_outcome(Outcome(time.perf_counter() - began, 0.0, 0, None, (), None))
+
+    @contextmanager
+    def _turn(self, void: Callable[[], bool]) -> Iterator[None]:
+        """Wait for one's turn, unless it is not wanted any more."""
+        with self._bell:
+            self._bell.wait_for(lambda: not self._taken or void())
+            if self._taken:
+                raise _CancelledError
+            self._taken = True
+        try:
+            yield
+        finally:
+            with self._bell:
+                self._taken = False
+                self._bell.notify_all()
+
+    def _answer(
+        self, assignment: Assignment, weights: np.ndarray | bytes, momentum: Momentum | None, began: float
+    ) -> Outcome:
+        """What comes of a stint; from a worker that is to leave, with what it remembers."""
+        try:
+            outcome = self._run(assignment, weights, momentum, began)
+        except _CancelledError:
+            outcome = Outcome(time.perf_counter() - began, 0.0, 0, None, (), None)
+        if self._leaving:
+            self._settle(assignment.stint.number if outcome.steps else -1)
+            outcome = outcome._replace(leaves=self._settled)
+        return outcome
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
