@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hemiola.clusters.ray import worker as ray_worker
 from hemiola.clusters.ray.worker import Assignment, Momentum, Outcome, Setup, Worker, pack_assignment, unpack_outcome
 from hemiola.contracts import Batch, Stint
 from hemiola.lab.experiment import Experiment
@@ -220,9 +221,10 @@ def test_a_worker_that_is_told_to_leave_reports_what_it_has_done_and_what_it_rem
     assert after.leaves is not None
 
 
-def test_a_worker_that_nobody_waits_for_leaves_at_once() -> None:
+def test_a_worker_that_nobody_asks_leaves_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = worker_of(setup_of())
-    left: list[int] = []
-    worker._leave_at_once = lambda number, frame: left.append(number)
+    left = threading.Event()
+    monkeypatch.setattr(ray_worker, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_worker.os, "_exit", lambda code: left.set())
     worker._noticed(15, None)
-    assert left == [15]
+    assert left.wait(LONG)

@@ -51,7 +51,7 @@ from hemiola.peers import Attendance, RankLostError, check_started
 from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
 from hemiola.timing.link import ring_bytes
-from hemiola.wire.exchange import Exchange
+from hemiola.wire.exchange import Exchange, as_long_as_fast
 from hemiola.wire.group_mean import Merged
 from hemiola.wire.outer import Outer
 
@@ -112,6 +112,9 @@ class Averager:
         error_feedback: Add what the wire rounded away to the next message.
         momentum: What becomes of the optimizer's state at an averaging.
         overlap: Local steps taken while an averaging is under way, or ``"auto"``.
+        balance: ``"speed"`` for stints as long as each rank is fast, so that all come to an averaging together: the
+            fastest takes as many steps as the period says, a rank half as fast half of them. Changes then count by the
+            steps they stand for. Ranks come to have different numbers of steps.
         outer: An outer optimizer on the mean change: ``"diloco"``, ``"slowmo"``, ``"delayed-nesterov"``, a table with a
             torch.optim class such as ``{"name": "SGD", "lr": 0.7, "momentum": 0.9}``, or an `Outer`. With one, a single
             process has something to do as well.
@@ -130,7 +133,7 @@ class Averager:
         bytes_sent: By this rank, in everything that was exchanged.
     """
 
-    KIND, VERSION = "averager", 2
+    KIND, VERSION = "averager", 3
 
     def __init__(
         self,
@@ -143,6 +146,7 @@ class Averager:
         momentum: Literal["local", "average", "reset"] = "local",
         buffers: Literal["average", "local"] = "average",
         overlap: int | Literal["auto"] = 0,
+        balance: Literal["none", "speed"] = "none",
         outer: Outer | str | Mapping[str, Any] | None = None,
         process_group: dist.ProcessGroup | None = None,
         steps: int | None = None,
@@ -158,7 +162,9 @@ class Averager:
             raise InputError(f"period {type(self.period).__name__} depends on the length of the run: give steps=...")
         if timeout <= 0:
             raise InputError(f"timeout must be above 0 seconds, got {timeout:g}")
-        self.exchange = Exchange(wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap)
+        self.exchange = Exchange(
+            wire=wire, error_feedback=error_feedback, momentum=momentum, overlap=overlap, balance=balance
+        )
         self.outer = Outer.made(outer)
         if self.outer is not None:
             self.outer.check(self.period)
@@ -166,6 +172,8 @@ class Averager:
             _check_clocked(type(self.period).__name__, self.exchange)
         if self.period.looks and overlap != 0:
             raise InputError(f"overlap = {overlap!r} is not for period {type(self.period).__name__}; leave it 0")
+        if self.period.looks and balance != "none":
+            raise InputError(f"balance = {balance!r} is not for period {type(self.period).__name__}; leave it out")
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
         self.history: list[Record] = []
@@ -182,6 +190,8 @@ class Averager:
         self._step = 0  # optimizer steps (attempts, with a scaler) since the start of the run
         self._local = 0  # of these, since the last averaging began
         self._length = 0  # of the present stint; decided at its first step
+        self._whole = 0  # what the period said: the length for the fastest rank, where stints differ by speed
+        self._speeds = (0.0, 0.0)  # seconds of a local step: of this rank and of the fastest, at the last averaging
         self._delay = 0 if isinstance(overlap, str) else overlap
         self._losses: list[float] = []
         self._transfer = 0.0  # seconds of this rank's last exchange
@@ -312,9 +322,11 @@ class Averager:
             return
         if self._local == 1:
             # Before anything is applied: what the period knows now is the same on every rank, whenever messages arrive.
-            self._length = self._cut(
+            self._whole = self._cut(
                 self.period.length(max(learning_rates(self.optimizer)), self._progress(self._step - 1))
             )
+            balances = self.exchange.balance == "speed"
+            self._length = as_long_as_fast(self._whole, *self._speeds) if balances else self._whole
         pending = self._ready.pending
         if pending is not None and (self._step >= pending.due or self._local >= self._length):
             self._apply()
@@ -364,8 +376,9 @@ class Averager:
 
     def _note(self, kind: Kind) -> Note:
         counts = kind in (Kind.AVERAGE, Kind.PREVIEW) or (kind == Kind.LEAVING and self._local > 0)
+        work = self._local / self._whole if self.exchange.balance == "speed" and self._whole else 1.0
         return Note(
-            weight=1.0 if counts else 0.0,
+            weight=work if counts else 0.0,
             kind=kind,
             steps=self._step,
             local=self._local,
@@ -408,6 +421,7 @@ class Averager:
             self.period.averaged(seen)
         if self.exchange.overlap == "auto":
             self._delay = notes.delay(WORTH_WAITING)
+        self._speeds = (notes.all[self._rank].pace, notes.fastest)
         c2 = self.period.telemetry().get("c2")
         record = Record(step, local, merged.spread, lr, c2, merged.bytes, merged.seconds, delay, left_out)
         self.history.append(record)
@@ -438,12 +452,7 @@ class Averager:
 
     def _check_apart(self, merged: Merged, counted: int) -> None:
         """Notice ranks that all took the same steps, which averaging cannot help; one line, on the first rank."""
-        if (
-            counted > 1
-            and merged.movement > 0.0
-            and merged.spread <= ALIKE * merged.movement
-            and dist.get_rank(self._group) == 0
-        ):
+        if counted > 1 and merged.movement > 0.0 and merged.spread <= ALIKE * merged.movement and self._rank == 0:
             log.warning(
                 "all ranks have made the same change of the weights: either their gradients are all-reduced by "
                 "something around this model (DeepSpeed, a hook, a wrapper made inside the block), or every rank "
@@ -504,6 +513,8 @@ class Averager:
             "step": self._step,
             "local": self._local,
             "length": self._length,
+            "whole": self._whole,
+            "speeds": list(self._speeds),
             "delay": self._delay,
             "transfer": self._transfer,
             "losses": list(self._losses),
@@ -519,8 +530,14 @@ class Averager:
             raise InputError(f"this averager's state was saved with {state['exchange']}, not {asdict(self.exchange)}")
         self.period.load_state_dict(state["period"])
         self._step, self._local, self._length = state["step"], state["local"], state["length"]
+        self._whole, self._speeds = state["whole"], (state["speeds"][0], state["speeds"][1])
         self._delay, self._transfer, self._losses = state["delay"], state["transfer"], list(state["losses"])
         self._resumed = state
+
+    @property
+    def _rank(self) -> int:
+        """In the group."""
+        return 0 if self._group is None else dist.get_rank(self._group)
 
     @property
     def _ready(self) -> Anchored:
@@ -550,7 +567,11 @@ class Averager:
 
 def _check_clocked(period: str, exchange: Exchange) -> None:
     """Refuse what needs a moment at which all ranks stand still."""
-    given = {"momentum": exchange.momentum != "local", "overlap": exchange.overlap != 0}
+    given = {
+        "momentum": exchange.momentum != "local",
+        "overlap": exchange.overlap != 0,
+        "balance": exchange.balance != "none",
+    }
     for option, is_given in given.items():
         if is_given:
             raise InputError(f"{option} is not for period {period}, whose averagings follow the clock; leave it out")

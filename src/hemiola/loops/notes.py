@@ -25,7 +25,8 @@ class Note:
     """One rank's note.
 
     Attributes:
-        weight: 1 if its change counts, else 0; `GroupMean` reads it and sets it to 0 for a change that is not finite.
+        weight: What its change counts, 1 for a whole stint; `GroupMean` reads it, and sets it to 0 for a change that is
+            not finite.
         kind: Why it comes.
         steps: Optimizer steps it has taken.
         local: Of these, since its last averaging.
@@ -86,6 +87,11 @@ class Notes:
     def loss(self) -> float:
         known = [note.loss for note in self.counted if math.isfinite(note.loss)]
         return math.fsum(known) / len(known) if known else math.nan
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of a local step of the fastest rank; 0 if nobody knows its own."""
+        return min((note.pace for note in self.came if note.pace > 0.0), default=0.0)
 
     def delay(self, worth_waiting: float) -> int:
         """Local steps that fit into a transfer, less the share of a step that is ``worth_waiting``."""

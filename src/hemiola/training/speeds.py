@@ -6,10 +6,10 @@ steps, worker i takes p_i = round(p v_i / v_max) of them, at least one, v being 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from hemiola.contracts import Report, State
+from hemiola.wire.exchange import as_long_as_fast
 
 MEMORY = 10  # reports: enough to see through steps that straggle by chance, few enough to follow a machine that changes
 
@@ -35,8 +35,7 @@ class Speeds:
     def length(self, worker: int, steps: int) -> int:
         """The stint of a worker where the fastest one would take so many steps; also before anything is known of it."""
         known = [seconds for seconds in self._seconds if seconds > 0]
-        mine = self._seconds[worker]
-        return max(1, math.floor(steps * min(known) / mine + 0.5)) if mine > 0 else steps
+        return as_long_as_fast(steps, self._seconds[worker], min(known, default=0.0))
 
     def state_dict(self) -> State:
         return {"seconds": list(self._seconds), "seen": list(self._seen)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,3 +83,11 @@ class Exchange:
     def feedback(self) -> bool:
         """Whether a residual is kept: not where nothing is rounded, nor where the rounding is unbiased by design."""
         return self.error_feedback and self.quantise is None and self.wire != "fp32"
+
+
+def as_long_as_fast(steps: int, mine: float, fastest: float) -> int:
+    """Steps of a worker whose steps take ``mine`` seconds, in the time the fastest takes ``steps``.
+
+    Times of 0 are not known yet.
+    """
+    return max(1, math.floor(steps * fastest / mine + 0.5)) if mine > 0 and fastest > 0 else steps

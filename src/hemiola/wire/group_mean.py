@@ -133,11 +133,11 @@ class GroupMean:
         vectors, pieces = torch.split_with_sizes(message, [self.lossy + self.exact, table.numel()])
         everyone = pieces.cpu().numpy().astype(np.uint16).view(np.float64).reshape(self.world, -1)
         weights, squared = everyone[:, 0], everyone[:, -1]
-        total = weights.sum()
-        vectors.div_(max(total, 1.0))
+        total = weights.sum() or 1.0
+        vectors.div_(total)
         mean, exact_mean = torch.split_with_sizes(vectors, [self.lossy, self.exact])
         movement = _squares(mean[: self.counted])
-        spread = max(0.0, float(squared @ weights / max(total, 1.0)) - movement)
+        spread = max(0.0, float(squared @ weights / total) - movement)
         sent = 2 * (self.world - 1) * message.numel() * 4 // self.world
         return mean, exact_mean, spread, movement, everyone[:, :-1], sent
 
@@ -157,7 +157,8 @@ class GroupMean:
         sizes = [parts.shape[1], exact_parts.shape[1], told.shape[1]]
         parts, exact_parts, told = torch.split_with_sizes(received, sizes, 1)
         everyone = told.cpu().contiguous().numpy().view(np.float64)
-        weights = torch.from_numpy(everyone[:, 0] / max(everyone[:, 0].sum(), 1.0)).float().to(self.device)
+        shares = everyone[:, 0] / (everyone[:, 0].sum() or 1.0)
+        weights = torch.from_numpy(shares).float().to(self.device)
         changes = self.codec.decode(parts, self._part)
         mean = weights @ changes
         exact_mean = weights @ exact_parts.contiguous().view(torch.float32)
@@ -173,7 +174,6 @@ class GroupMean:
         means, exact_means, all_sums = torch.split_with_sizes(answers, sizes, 1)
         apart_sum, movement = all_sums.contiguous().view(torch.float64).sum(0).tolist()
         # The decoded changes are apart by their roundings too, which are independent between ranks.
-        shares = everyone[:, 0] / max(everyone[:, 0].sum(), 1.0)
         spread = max(0.0, apart_sum - float((shares * (1.0 - shares)) @ everyone[:, -1]))
         result = self.codec.decode(means, self._part).flatten()[: self.lossy]
         exact_result = exact_means.contiguous().view(torch.float32).flatten()[: self.exact]

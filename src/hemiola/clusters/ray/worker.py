@@ -42,6 +42,7 @@ from hemiola.optimizers import Optimizer, moments
 from hemiola.wire.exchange import Exchange
 
 FEW_BYTES = 32 * 1024  # what is no longer than this travels in a message; the rest goes through the object store
+IDLE_SECONDS = 5.0  # a worker that is to leave and has nothing to do waits so long for a chance to say so
 THREADS = {"max_concurrency": 2, "concurrency_groups": {"control": 1}}
 """Of an actor: one for a stint, one for the message of the stint that cancels it, one for ``memory`` and ``cut``."""
 
@@ -177,15 +178,20 @@ class Worker:
         self._ahead: int | None = None  # the stint that what is remembered is ahead of what is settled by
         self._settled: State = {}
         if heeds_notice:
-            self._leave_at_once = signal.signal(signal.SIGTERM, self._noticed)
+            signal.signal(signal.SIGTERM, self._noticed)
 
     def _noticed(self, number: int, frame: FrameType | None) -> None:
-        """This process is to end: at once if nobody waits for it, else with its next answer."""
+        """This process is to end: with its next answer, or soon where nobody asks for one."""
         with self._bell:
-            self._leaving = self._asked > 0
+            self._leaving = True
             self._bell.notify_all()
-        if not self._leaving and callable(self._leave_at_once):
-            self._leave_at_once(number, frame)
+        leaving = threading.Timer(IDLE_SECONDS, self._leave_if_idle)
+        leaving.daemon = True
+        leaving.start()
+
+    def _leave_if_idle(self) -> None:
+        if not self._asked:
+            os._exit(1)
 
     def hello(self) -> dict[str, Any]:
         """Who this is; asked for before anything that could depend on versions is sent."""
