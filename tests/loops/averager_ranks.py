@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -189,6 +190,37 @@ def uneven(rank, group):
     with averager:
         train(model, optimizer, batches(rank, 7 + 5 * rank))
     return {"final": flat(model), "steps": [record.step for record in averager.history]}
+
+
+class Told(deque):
+    """Step times that are not measured."""
+
+    def append(self, seconds):
+        pass
+
+
+SPEEDS = [1.0, 1.0, 2.0, 4.0]  # seconds of a step, in `balanced`
+BALANCED_STEPS = [32, 32, 20, 14]  # a stint of 8 for everybody, then three of 8, 8, 4 and 2
+
+
+def balanced(rank, group):
+    """Stints as long as each rank is fast; and where all are equally fast, what they are without."""
+
+    def trained(steps, seconds, **options):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        averager = Averager(model, optimizer, period=Constant(p=8), process_group=group, timeout=60, **options)
+        averager._pace = Told([seconds])
+        with averager:
+            train(model, optimizer, batches(rank, steps))
+        return {"final": flat(model), "records": [(r.step, r.period, r.spread) for r in averager.history]}
+
+    return {
+        "fast and slow": trained(BALANCED_STEPS[rank], SPEEDS[rank], balance="speed"),
+        "int8": trained(BALANCED_STEPS[rank], SPEEDS[rank], balance="speed", wire="int8"),
+        "equal": trained(24, 3.0, balance="speed"),
+        "plain": trained(24, 3.0),
+    }
 
 
 def resumed(rank, group):
@@ -751,6 +783,7 @@ ALL = [
     ddp_local,
     skipped_steps,
     uneven,
+    balanced,
     resumed,
     looked,
     refused,

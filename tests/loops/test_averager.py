@@ -8,7 +8,7 @@ from torch import nn
 
 from hemiola.errors import InputError
 from hemiola.loops.averager import Averager
-from hemiola.period import QSR, Adaptive, Clocked, Constant, Decreasing, Full
+from hemiola.period import FDA, QSR, Adaptive, Clocked, Constant, Decreasing, Full
 
 
 def parts(lr=0.1, optimizer=torch.optim.SGD):
@@ -167,6 +167,12 @@ def test_resume_is_exact_and_state_is_plain(tmp_path):
             "outer = 'diloco' is not for averagings that follow the clock; use a period that counts steps",
         ),
         ({"overlap": -2}, "overlap must be at least 0, got -2"),
+        ({"balance": "fast"}, "balance must be one of none, speed, got 'fast'"),
+        ({"period": FDA(), "balance": "speed"}, "balance = 'speed' is not for period FDA; leave it out"),
+        (
+            {"period": Clocked(), "balance": "speed"},
+            "balance is not for period Clocked, whose averagings follow the clock; leave it out",
+        ),
     ],
 )
 def test_impossible_options(options, line):

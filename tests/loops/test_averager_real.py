@@ -11,6 +11,9 @@ import torch
 
 pytestmark = pytest.mark.real
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import averager_ranks
 
 
 @pytest.fixture(scope="module")
@@ -424,3 +427,36 @@ except RankLostError as lost:
     for number in (0, 1):
         assert said[number].startswith("[2] rank 2 did not come to the averaging at step 8"), said[number]
         assert set(torch.load(tmp_path / f"rank-{number}.pt", weights_only=True)) == {"model", "optimizer", "averager"}
+
+
+def by_work():
+    """Four stints in this process: everybody starts from the mean, and changes count by the steps they stand for."""
+    mean = averager_ranks.mlp()
+    data = [list(averager_ranks.batches(rank, steps)) for rank, steps in enumerate(averager_ranks.BALANCED_STEPS)]
+    for lengths in ([8, 8, 8, 8], *[[8, 8, 4, 2]] * 3):
+        start = {name: value.clone() for name, value in mean.state_dict().items()}
+        total = {name: torch.zeros_like(value) for name, value in start.items()}
+        for rank, steps in enumerate(lengths):
+            model = averager_ranks.mlp()
+            model.load_state_dict(start)
+            averager_ranks.train(model, torch.optim.SGD(model.parameters(), lr=0.1), data[rank][:steps])
+            del data[rank][:steps]
+            for name, value in model.state_dict().items():
+                total[name] += steps / sum(lengths) * (value - start[name])
+        mean.load_state_dict({name: value + total[name] for name, value in start.items()})
+    return averager_ranks.flat(mean)
+
+
+def test_stints_are_as_long_as_ranks_are_fast_and_count_by_their_steps(results):
+    ranks = results("balanced")
+    for name in ("fast and slow", "int8"):
+        assert same([rank[name]["final"] for rank in ranks])
+        assert [record[:2] for record in ranks[0][name]["records"]] == [(8, 8), (16, 8), (24, 8), (32, 8)]
+    torch.testing.assert_close(ranks[0]["fast and slow"]["final"], by_work(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ranks[0]["int8"]["final"], by_work(), rtol=0.0, atol=2e-2)
+
+
+def test_with_equal_speeds_a_balanced_averager_is_the_plain_one(results):
+    for rank in results("balanced"):
+        assert torch.equal(rank["equal"]["final"], rank["plain"]["final"])
+        assert rank["equal"]["records"] == rank["plain"]["records"]
