@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-pytestmark = pytest.mark.real
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import averager_ranks
+
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
