@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import averager_ranks
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.real
 
 
