@@ -1,4 +1,4 @@
-"""What each of two ranks does with communication hooks: `torchrun ddp_ranks.py FOLDER`.
+"""What each of two ranks does with communication hooks: `torchrun ddp_ranks.py FOLDER`, or `run_on_ranks`.
 
 One start of the processes serves all scenarios; test_ddp.py looks at the results.
 """

@@ -1,7 +1,5 @@
-"""Communication hooks on two real ranks: what `ddp_ranks.py` saved under torchrun."""
+"""Communication hooks on two real ranks: what `ddp_ranks.py` saved."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import hemiola
+from forked_ranks import run_on_ranks
 from hemiola.adapters.ddp import GradientWire, LocalSteps
 
 WIRES = ("bf16", "int8", "int4", "qsgd8", "qsgd4")
@@ -18,15 +19,7 @@ WIRES = ("bf16", "int8", "int4", "qsgd8", "qsgd4")
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    done = subprocess.run(
-        [*command, str(Path(__file__).with_name("ddp_ranks.py")), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    run_on_ranks(Path(__file__).with_name("ddp_ranks.py"), folder, 2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

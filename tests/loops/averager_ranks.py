@@ -1,7 +1,7 @@
-"""What each rank does in the real tests: `torchrun averager_ranks.py FOLDER` runs every scenario, saves its result.
+"""What each rank does in the real tests: `run_on_ranks`, or `torchrun averager_ranks.py FOLDER`, runs every scenario.
 
-One start of the processes serves all scenarios; test_averager_real.py looks at the results. Scenarios over two ranks
-run on the first two of four.
+One start of the processes serves all scenarios, and each saves its result; test_averager_real.py looks at them.
+Scenarios over two ranks run on the first two of four.
 """
 
 import logging
@@ -324,6 +324,7 @@ def refused(rank, group):
 
 def raised(rank, group):
     """Rank 1 leaves by an exception: without a collective, and the others are told who."""
+    dist.barrier()  # the time-out is short: nobody may be in the scenario before
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     folder = Path(os.environ["TMPDIR"]) / "lost"
@@ -642,7 +643,7 @@ def clocked_raised(rank, group):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     folder = Path(os.environ["TMPDIR"]) / "clocked-lost"
-    averager = Averager(model, optimizer, period=Clocked(), process_group=group, timeout=20, checkpoint=folder)
+    averager = Averager(model, optimizer, period=Clocked(), process_group=group, timeout=10, checkpoint=folder)
 
     def after(t):
         if rank == 1 and t == 5:

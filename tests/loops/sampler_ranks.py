@@ -1,4 +1,4 @@
-"""Run by torchrun from ``test_sampler_real.py``: trains on every rank and writes down what the sampler handed out.
+"""Run as a rank by ``test_sampler_real.py``: trains on every rank and writes down what the sampler handed out.
 
 The same model, data and scenarios are imported by the test, which works out in one process what every rank should see.
 """

@@ -1,4 +1,4 @@
-"""The averager between real processes: what `averager_ranks.py` saved under torchrun, four gloo ranks."""
+"""The averager between real processes: what `averager_ranks.py` saved on four gloo ranks."""
 
 import os
 import subprocess
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import averager_ranks
+from forked_ranks import run_on_ranks
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.real
@@ -21,17 +22,7 @@ pytestmark = pytest.mark.real
 def results(tmp_path_factory):
     """Run all scenarios once; return a function that gives the results of one, a list with one entry a rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-W", "error::FutureWarning", "-m", "torch.distributed.run", "--nproc-per-node", "4"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    done = subprocess.run(
-        [*command, str(HERE / "averager_ranks.py"), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_ranks(HERE / "averager_ranks.py", folder, 4)
 
     def of(name):
         ranks = [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"{name}-?.pt"))]

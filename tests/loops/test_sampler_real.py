@@ -1,11 +1,9 @@
-"""The sampler under torchrun: what real ranks are handed is what the papers' loop, run in one process, says."""
+"""The sampler on real ranks: what they are handed is what the papers' loop, run in one process, says."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from forked_ranks import run_on_ranks
 from hemiola.gradients.sketch import build_sketch, parse_sketch
 from hemiola.loops.deal import deal
 from hemiola.streams import stream
@@ -32,13 +33,7 @@ pytestmark = pytest.mark.real
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each of 2 or 4 ranks wrote down."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(folder)], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "SamplerWarning" not in done.stderr
+    assert "SamplerWarning" not in run_on_ranks(SCRIPT, folder, request.param)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
 
 
