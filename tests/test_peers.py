@@ -19,13 +19,13 @@ from torch import nn
 from hemiola.peers import Attendance, RankLostError
 rank, where, how, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 torch.set_num_threads(1)
-Attendance.PATIENCE = 2.0
 said = lambda line: print("SAID", line, flush=True)
 
 def trouble():
     (folder / f"{rank}-came").touch()
     while rank != 2 and not all((folder / f"{other}-came").exists() for other in range(3)):
         time.sleep(0.05)
+    Attendance.PATIENCE = 2.0  # from here on: a slow start is no trouble
     if rank == 2 and how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 2 and how == "late":
@@ -37,7 +37,7 @@ def trouble():
 try:
     if where == "cluster":
         from hemiola.clusters.torch.group import Place, join, leave, share
-        join(Place(rank, 3, rank, 0), "gloo", 60, folder / "store", said)
+        join(Place(rank, 3, rank, 0), "gloo", 600, folder / "store", said)
         assert share(rank) == 0
         trouble()
         assert share({"rank": rank}) == {"rank": 0}
@@ -50,7 +50,7 @@ try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Averager(model, optimizer, period=Constant(p=2), timeout=60):
+        with Averager(model, optimizer, period=Constant(p=2), timeout=600):
             for t in range(4):
                 if t == 3:
                     trouble()
@@ -92,15 +92,15 @@ def test_after_a_while_the_first_rank_that_waits_says_for_whom_and_then_all_go_o
     assert first.endswith(f" s for rank 2, which {life}\n")
     (tmp_path / "go").touch()
     ranks[2].send_signal(signal.SIGCONT)
-    assert ranks[0].communicate(timeout=60)[0] == "DONE\n"
-    assert [process.communicate(timeout=60)[0] for process in ranks[1:]] == ["DONE\n", "DONE\n"]
+    assert ranks[0].communicate()[0] == "DONE\n"
+    assert [process.communicate()[0] for process in ranks[1:]] == ["DONE\n", "DONE\n"]
 
 
 def test_a_rank_that_dies_is_named_within_seconds(start):
     ranks = start("cluster", "die")
-    assert ranks[2].communicate(timeout=120)[0] == ""
+    assert ranks[2].communicate()[0] == ""
     died = time.monotonic()
-    said = [process.communicate(timeout=60)[0] for process in ranks[:2]]
-    assert time.monotonic() - died < 30  # the time-out is 60 s
+    said = [process.communicate()[0] for process in ranks[:2]]
+    assert time.monotonic() - died < 300  # the time-out is twice that
     for line in said:
         assert line.splitlines()[-1].startswith("LOST [2] rank 2 did not come to an exchange of plain values: ")

@@ -16,7 +16,7 @@ from hemiola.lab.experiment import Experiment
 from hemiola.optimizers import Optimizer
 from hemiola.wire.exchange import Exchange
 
-LONG = 60.0  # seconds nobody wants to wait for
+LONG = 1e5  # seconds that no test may take: what sleeps so long is woken, or the test does not end
 
 
 def setup_of(local: bool = False, hidden: int = 8) -> Setup:
@@ -58,10 +58,8 @@ def asleep(worker: Worker, number: int) -> tuple[threading.Thread, list[Outcome]
 def test_a_stint_stops_the_one_before_it() -> None:
     worker = worker_of(setup_of())
     thread, first = asleep(worker, 0)
-    began = time.monotonic()
     second = run(worker, 1)
     thread.join()
-    assert time.monotonic() - began < LONG / 2
     assert first[0].payload is None
     assert second.payload is not None
     np.testing.assert_array_equal(second.payload, run(worker_of(setup_of()), 1).payload)
@@ -75,7 +73,7 @@ def test_a_delayed_step_computes_last_and_not_at_all_if_it_is_cancelled(local: b
     worker.runner._backward = lambda *args, **options: (
         computed.append(time.perf_counter()) or backward(*args, **options)
     )
-    run(worker, 0, sleep=LONG / 1e6)
+    run(worker, 0, sleep=1e-4)
     assert 0 < worker._step_seconds.most < LONG  # how long it takes is known from now on
     worker._step_seconds.most = 0.05
     began = time.perf_counter()
@@ -110,10 +108,8 @@ def test_an_unwanted_stint_does_not_wait_for_its_turn() -> None:
 def test_a_new_session_stops_the_stint_of_the_one_before() -> None:
     worker = worker_of(setup_of())
     thread, first = asleep(worker, 7)
-    began = time.monotonic()
     worker.begin(2, 0, setup_of(), None)
     thread.join()
-    assert time.monotonic() - began < LONG / 2
     assert first[0].payload is None
     assert run(worker, 0, session=2).payload is not None
     worker.begin(1, 0, setup_of(), None)  # a message that comes too late
