@@ -79,7 +79,8 @@ def start(tmp_path):
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.parametrize(("where", "how"), [("cluster", "stop"), ("averager", "late")])

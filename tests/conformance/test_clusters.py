@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -81,12 +82,18 @@ def train_all(cluster: str, folder: Path) -> dict[str, Trained]:
 
 @contextmanager
 def one_ray() -> Iterator[None]:
-    """A Ray for all jobs: starting one for each would take most of the time."""
+    """A Ray and its actors for all jobs: starting them for each would take most of the time."""
+    from hemiola.clusters.ray import roster
     from hemiola.clusters.ray.engine import Engine
 
     engine = Engine(None, WORKERS)
     try:
-        yield
+        actors = roster.start_actors(engine, WORKERS, "cpu")
+        with (
+            mock.patch.object(roster, "start_actors", return_value=actors),
+            mock.patch.object(roster.Roster, "close"),
+        ):
+            yield
     finally:
         engine.close()
 
