@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import averager_ranks
+
 from forked_ranks import run_on_ranks
 
 HERE = Path(__file__).parent
