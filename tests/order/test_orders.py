@@ -222,6 +222,7 @@ def test_probabilistic_signs_are_named_by_the_seed():
         ("rr", {"unit": 0}, "unit must be at least 1, got 0"),
         ("cd-grab", {"unit": -1}, "unit must be at least 1, got -1"),
         ("cd-grab", {"every": 0}, "every must be at least 1, got 0"),
+        ("cd-grab", {"every": "never"}, "every must be a whole number of at least 1 or 'auto', got 'never'"),
         ("cd-grab", {"signs": "random"}, "signs must be 'deterministic' or 'probabilistic', got 'random'"),
         ("cd-grab", {"sketch": "fold:0"}, "K in sketch 'fold:0'"),
     ],
@@ -290,11 +291,11 @@ def test_state_is_plain_and_refuses_what_is_foreign(name):
     torch.save(order.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    assert (state["kind"], state["version"]) == (name, 4)
+    assert (state["kind"], state["version"]) == (name, 5)
     make(name, [9]).load_state_dict(state)
     with pytest.raises(InputError, match=f"not the state of a '{name}'"):
         make(name, [9]).load_state_dict({**state, "kind": "adaptive"})
-    with pytest.raises(InputError, match="version 1, this hemiola reads 4"):
+    with pytest.raises(InputError, match="version 1, this hemiola reads 5"):
         make(name, [9]).load_state_dict({**state, "version": 1})
     with pytest.raises(InputError, match=r"sizes = \[9\], this run has \[8\]"):
         make(name, [8]).load_state_dict(state)

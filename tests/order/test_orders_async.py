@@ -13,6 +13,7 @@ from hemiola.contracts import Visit
 from hemiola.order import ORDERS
 
 BALANCED = ["id-grab", "id-pair-grab", "cd-grab"]
+OPTIONS = [{}, {"every": 2}, {"every": "auto"}, {"reverse": True}, {"signs": "probabilistic"}]
 
 
 def make(name, sizes, lockstep, **options):
@@ -31,7 +32,7 @@ def reloaded(order, name, sizes, lockstep, **options):
     return new
 
 
-@pytest.mark.parametrize("options", [{}, {"signs": "probabilistic"}, {"every": 2}, {"reverse": True}])
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("name", "sizes"), [("grab", [7])] + [(name, [5, 7, 4]) for name in BALANCED])
 def test_stop_at_every_step_and_resume(name, sizes, options):
     """A new process before every single visit, and one process for all of them, run the same orders."""
@@ -101,7 +102,7 @@ FATES = ["used"] * 8 + ["cancelled", "dropped", "nan", "blind", "twice"]
     name=st.sampled_from(BALANCED),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     batch=st.integers(1, 4),
-    options=st.sampled_from([{}, {"every": 2}, {"reverse": True}, {"signs": "probabilistic"}]),
+    options=st.sampled_from(OPTIONS),
     moves=st.lists(st.tuples(st.integers(0, 11), st.sampled_from(FATES), st.sampled_from([1, 2, 20])), max_size=120),
     restarts=st.sets(st.integers(0, 119), max_size=4),
 )

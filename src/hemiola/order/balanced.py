@@ -23,6 +23,7 @@ from hemiola.errors import InputError
 from hemiola.gradients.sketch import default_sketch, parse_sketch
 from hemiola.order.fixed import VERSION, check_begin
 from hemiola.order.herding import Monitor
+from hemiola.order.settling import Settling
 from hemiola.order.sliced import Item, blocks
 from hemiola.state import own_state
 from hemiola.streams import stream
@@ -70,7 +71,8 @@ class Balanced(Order):
         unit: Examples per unit.
         sketch: What units are balanced on: ``"exact"``, ``"fold:K"``, ``"ghost:R"`` or ``"ghost:R:K"``; by default a
             cheap one, see `default_sketch`.
-        every: Balance every n-th epoch and keep the order in between.
+        every: Balance every n-th epoch and keep the order in between; ``"auto"``: until the order has settled, and
+            again when its herding bound has grown by a tenth, see `hemiola.order.settling`.
         reverse: Balance on even epochs only, and run the new order backwards on the odd epoch that follows.
         signs: Deterministic signs, or the self-balancing walk (Alweiss, Liu, Sawhney, STOC 2021).
     """
@@ -82,11 +84,13 @@ class Balanced(Order):
         *,
         unit: int = 1,
         sketch: str | None = None,
-        every: int = 1,
+        every: int | Literal["auto"] = 1,
         reverse: bool = False,
         signs: Literal["deterministic", "probabilistic"] = "deterministic",
     ) -> None:
-        for name, value in (("unit", unit), ("every", every)):
+        if isinstance(every, str) and every != "auto":
+            raise InputError(f"every must be a whole number of at least 1 or 'auto', got {every!r}")
+        for name, value in (("unit", unit), ("every", 1 if every == "auto" else every)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         if signs not in ("deterministic", "probabilistic"):
@@ -103,6 +107,7 @@ class Balanced(Order):
         self._sums: dict[tuple[int, int], np.ndarray] = {}  # by epoch and, where it is one worker's own sum, worker
         self._squares: dict[int, tuple[float, int]] = {}  # by epoch, sum of ||c||^2 and how many: the walk's scale
         self._monitor = Monitor(sum(self._sizes), seed)
+        self._settling = Settling() if self.every == "auto" else None
         self._width: int | None = None
         self._skipped = 0
 
@@ -124,9 +129,16 @@ class Balanced(Order):
         return self._facing(epoch, self._orders[worker]).copy()
 
     def wants(self, worker: int, epoch: int) -> bool:
-        if self.reverse:
-            return epoch % 2 == 0 and epoch // 2 % self.every == 0
-        return epoch % self.every == 0
+        if self.reverse and epoch % 2:
+            return False
+        if self._settling is not None:
+            return self._settling.measures(self._turn(epoch))
+        assert isinstance(self.every, int)
+        return self._turn(epoch) % self.every == 0
+
+    def _turn(self, epoch: int) -> int:
+        """Number of the order that an epoch runs, if each were balanced."""
+        return epoch // 2 if self.reverse else epoch
 
     def _facing(self, epoch: int, order: np.ndarray) -> np.ndarray:
         return order[::-1] if self.reverse and epoch % 2 else order
@@ -137,15 +149,26 @@ class Balanced(Order):
         known = [this for this in mine if 2 * self._heard(this) >= len(this.order)]
         closed = mine[: mine.index(known[-1]) + 1] if known else mine[:-OPEN_PASSES]
         if known:
-            self._orders[worker] = self._end(known[-1])
+            following = self._end(known[-1])
+            if self._takes(known[-1].epoch):
+                self._orders[worker] = following
         for this in closed:
             del self._passes[worker, this.epoch]
         self._epochs[worker] += 1
+        if self._settling is not None:
+            self._settling.enter(self._turn(self._epochs[worker]))
         if self.wants(worker, self._epochs[worker]):
             self._open(worker, self._epochs[worker], self._orders[worker])
         live = {epoch for _, epoch in self._passes}
         for epoch in {e for e, _ in self._sums if e not in live and e <= min(self._epochs)}:
             self._forget(epoch)
+
+    def _takes(self, epoch: int) -> bool:
+        """Whether the order that follows from this epoch replaces the one that was run in it."""
+        if self._settling is None:
+            return True
+        of, bound = self._monitor.newest
+        return self._settling.takes(self._turn(epoch), bound, self._turn(of))
 
     def _open(self, worker: int, epoch: int, order: np.ndarray) -> Pass:
         count = self._sign_count(len(order))
@@ -221,7 +244,8 @@ class Balanced(Order):
     # ------------------------------------------------------------------------------------------ log and state
 
     def telemetry(self) -> State:
-        return {**self._monitor.telemetry(), "skipped": self._skipped}
+        settled = {} if self._settling is None else {"measured_epochs": self._settling.count}
+        return {**self._monitor.telemetry(), "skipped": self._skipped, **settled}
 
     def state_dict(self) -> State:
         return {
@@ -243,6 +267,7 @@ class Balanced(Order):
             "sums": {key: torch.from_numpy(s.copy()) for key, s in self._sums.items()},
             "squares": dict(self._squares),
             "monitor": self._monitor.state_dict(),
+            "settling": None if self._settling is None else self._settling.state_dict(),
             "width": self._width,
             "skipped": self._skipped,
         }
@@ -259,6 +284,8 @@ class Balanced(Order):
         self._sums = {key: s.numpy().copy() for key, s in state["sums"].items()}
         self._squares = dict(state["squares"])
         self._monitor.load_state_dict(state["monitor"])
+        if self._settling is not None:
+            self._settling.load_state_dict(state["settling"])
         self._width, self._skipped = state["width"], state["skipped"]
 
     def _facts(self) -> State:

@@ -11,7 +11,7 @@ from hemiola.errors import InputError
 from hemiola.state import own_state, stamped
 from hemiola.streams import stream
 
-VERSION = 4
+VERSION = 5
 
 
 def check_begin(sizes: Sequence[int]) -> list[int]:

@@ -141,6 +141,7 @@ class Monitor:
         self._waiting: list[list[Seen]] = []  # updates that were not taken in yet: many at a time cost less
         self._held, self._room = 0, 0  # rows of them, and how many may wait
         self._found: dict[str, float] = {}
+        self._newest = -1  # epoch that it is of
 
     def add(self, update: list[Seen], total: Total | None) -> None:
         """Take note of an update's visits. An epoch that is complete is finished."""
@@ -181,7 +182,7 @@ class Monitor:
         # Squares add up over ranks that hold slices of the coordinates, norms do not.
         squares = [squared(strayed), squared(prefix_sums(shuffled, np.zeros(1))), squared([sample - mean])]
         longest, random, spread = squares if total is None else map(total, squares)
-        variance = float(spread.mean())
+        variance, self._newest = float(spread.mean()), epoch
         if variance <= 0:
             self._found = {"herding": 0.0}
             return
@@ -197,6 +198,11 @@ class Monitor:
         """
         return dict(self._found)
 
+    @property
+    def newest(self) -> tuple[int, float | None]:
+        """The epoch that was finished last, and its bound; -1 and None before the first."""
+        return self._newest, self._found.get("herding")
+
     def _picks(self, epoch: int) -> np.ndarray:
         picks = stream("sample", self._seed, epoch).choice(self._units, min(SAMPLE, self._units), replace=False)
         return np.sort(picks)
@@ -205,6 +211,7 @@ class Monitor:
         """Plain numbers and tensors."""
         return {
             "found": dict(self._found),
+            "newest": self._newest,
             "traces": {epoch: trace.state_dict() for epoch, trace in self._traces.items()},
             "waiting": [[(epoch, worker, _tensor(rows)) for epoch, worker, rows in each] for each in self._waiting],
             "room": self._room,
@@ -212,7 +219,7 @@ class Monitor:
 
     def load_state_dict(self, state: State) -> None:
         """Restore what ``state_dict`` returned."""
-        self._found = dict(state["found"])
+        self._found, self._newest = dict(state["found"]), state["newest"]
         self._traces = {
             epoch: EpochTrace.from_state(saved, self._picks(epoch)) for epoch, saved in state["traces"].items()
         }
