@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from hemiola.order import IDPairGraB as IDPairGraB
     from hemiola.order import InOrder as InOrder
     from hemiola.order import RandomReshuffling as RandomReshuffling
+    from hemiola.order import Scored as Scored
     from hemiola.order import ShuffleOnce as ShuffleOnce
     from hemiola.pace import KAsync as KAsync
     from hemiola.pace import KBatchAsync as KBatchAsync
@@ -111,6 +112,7 @@ _PUBLIC = {
     "Result": "hemiola.lab.results",
     "Results": "hemiola.lab.compared",
     "SamplerWarning": "hemiola.errors",
+    "Scored": "hemiola.order",
     "ShuffleOnce": "hemiola.order",
     "Stint": "hemiola.contracts",
     "Task": "hemiola.lab.tasks",

@@ -109,7 +109,8 @@ class Report:
         staleness: Updates between reading the weights and this merge.
         seconds: Cluster time from reading the weights to the report's arrival.
         loss: Mean training loss over the stint's batches.
-        sketches: For each batch a (units, k) tensor, one row a unit, or None where the order did not want them.
+        sketches: For each batch a (units, k) tensor, one row a unit, or None where the order did not want them. Where
+            it wants losses, the last number of a row is the unit's.
         compute: Seconds of ``seconds`` in which its local steps were computed.
     """
 
@@ -192,6 +193,8 @@ class Visit:
         sketches: One row a unit: its gradient, or a linear sketch of it. Rows may be non-finite. None when
             the order did not want this epoch's gradients.
         local_steps: Length p of the stint the batch was part of.
+        losses: The loss of each unit, the mean over its examples, as it was before the step. May be non-finite. None
+            when the order did not want this epoch's losses.
     """
 
     worker: int
@@ -199,6 +202,17 @@ class Visit:
     units: np.ndarray
     sketches: Tensor | None
     local_steps: int
+    losses: np.ndarray | None = None
+
+    @classmethod
+    def of_rows(
+        cls, worker: int, epoch: int, units: np.ndarray, rows: Tensor | None, local_steps: int, losses: bool
+    ) -> Visit:
+        """A visit whose rows came as they travel: each a sketch, then the loss if there are ``losses``."""
+        if rows is None or not losses:
+            return cls(worker, epoch, units, rows, local_steps)
+        sketches = rows[:, :-1] if rows.shape[1] > 1 else None
+        return cls(worker, epoch, units, sketches, local_steps, rows[:, -1].numpy(force=True))
 
 
 @dataclass(frozen=True)
@@ -320,15 +334,17 @@ Total = Callable[[np.ndarray], np.ndarray]
 class Order(Policy, Protocol):
     """Which unit does each worker visit next?
 
-    Life cycle: ``begin`` once; then for every worker and epoch, ``sequence`` when the worker reaches that epoch (epochs
-    of one worker come in turn, epochs of different workers may overlap) and ``observe`` once for every update, with all
-    batches that were used in it. A worker's ``sequence`` for epoch e + 1 is asked for only after every unit of its
-    epoch e was taken from the queue, but reports may still be under way: under asynchronous paces the last batch of e
-    may be observed after ``sequence(worker, e + 1)``.
+    Life cycle: ``begin``, then ``meet``, once; then for every worker and epoch, ``sequence`` when the worker reaches
+    that epoch (epochs of one worker come in turn, epochs of different workers may overlap) and ``observe`` once for
+    every update, with all batches that were used in it. A worker's ``sequence`` for epoch e + 1 is asked for only after
+    every unit of its epoch e was taken from the queue, but reports may still be under way: under asynchronous paces the
+    last batch of e may be observed after ``sequence(worker, e + 1)``.
 
     Attributes:
         unit: Examples per unit.
         sketch: How unit gradients are to be sketched: ``"exact"``, ``"fold:K"``, ``"ghost:R"``; None when never wanted.
+        wants_losses: Whether visits should also have the losses of their units, or only these.
+        wants_scores: Whether ``meet`` should be told the examples' scores.
         slices: Whether ``observe`` can do with a slice of every row's coordinates, whose inner products ``total`` adds
             up; then exact rows travel in slices between the ranks of one's own loop.
         total: Set by `hemiola.OrderedSampler` where rows come in slices, before the first of them; else None.
@@ -337,6 +353,8 @@ class Order(Policy, Protocol):
 
     unit: int = 1
     sketch: str | None = None
+    wants_losses: bool = False
+    wants_scores: bool = False
     slices: ClassVar[bool] = False
     total: Total | None = None
     sizes: list[int]
@@ -347,13 +365,24 @@ class Order(Policy, Protocol):
         """Start a run: ``sizes[j]`` units at worker j; ``lockstep`` if every update waits for every worker."""
         self.sizes, self.seed, self.lockstep = list(sizes), seed, lockstep
 
+    def meet(self, examples: Sequence[np.ndarray], count: int, scores: np.ndarray | None) -> None:
+        """After ``begin``: which examples the units are. Ignored by default.
+
+        Args:
+            examples: For each worker j the numbers of its examples in the data set; its unit u is
+                ``examples[j][u * unit : (u + 1) * unit]``.
+            count: Examples in the data set.
+            scores: One number for each of them, see `Graded`. None if they have none, or none are wanted.
+        """
+        return
+
     @abstractmethod
     def sequence(self, worker: int, epoch: int) -> np.ndarray:
         """Return the order of ``range(sizes[worker])`` for this epoch. Asking twice gives the same answer."""
 
     def wants(self, worker: int, epoch: int) -> bool:
-        """Whether reports about this epoch should carry sketches. Called before the batch is computed."""
-        return self.sketch is not None
+        """Whether reports about this epoch should carry sketches, losses or both. Called before a batch is computed."""
+        return self.sketch is not None or self.wants_losses
 
     def observe(self, visits: Sequence[Visit]) -> None:
         """Take note of the units that one update used, sorted by worker, then in visiting order. Called after it."""
@@ -486,9 +515,10 @@ class Pace(Policy, Protocol):
 
 
 _OF_ALL = {"kind", "version", "saved", "telemetry"}
+_TOLD = {"sizes", "seed", "lockstep"}
 
 CAPABILITIES: dict[type, frozenset[str]] = {
-    Order: frozenset({*_OF_ALL, "unit", "slices", "total", "adopt", "sizes", "seed", "lockstep"}),
+    Order: frozenset({*_OF_ALL, "unit", "wants_losses", "wants_scores", "slices", "total"} | {"meet", "adopt"} | _TOLD),
     Period: frozenset({*_OF_ALL, "needs_progress", "clock", "looks", "due"}),
     Pace: frozenset(
         {*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "deadline", "fixed_k", "adapts", "weight"}
@@ -518,6 +548,14 @@ class Grouped(Protocol):
 
     def groups(self) -> np.ndarray | None:
         """The group of each example, any whole numbers; None when the examples have no groups."""
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """What `Examples`, or the data set of one's own loop, may have beside: a score of each, such as how hard it is."""
+
+    def scores(self) -> np.ndarray | None:
+        """The score of each example, finite numbers; None when the examples have no scores."""
 
 
 @runtime_checkable

@@ -40,6 +40,7 @@ from hemiola.errors import InputError
 from hemiola.gradients.sketch import parse_sketch
 from hemiola.lab.experiment import Experiment
 from hemiola.lab.tasks import Task
+from hemiola.lab.tasks.task import TensorExamples
 from hemiola.own import checked_policy, checked_sequence, members
 from hemiola.streams import stream, torch_stream
 from hemiola.training import Training
@@ -69,8 +70,7 @@ def check_order(
     with _leaves_random_generators_alone("order"):
         order = _fresh(make, Order, "order")
         _check_decisions(make, workers)
-        order.begin([5] * workers, 0, True)
-        _check_state(order, "order")
+        _check_state(_begun(make, [5] * workers, True), "order")
     asynchronous = {"pace": {"name": "k-async", "k": max(1, workers - 1)}, "cluster": STRAGGLING}
     local = {"period": {"name": "constant", "p": 3}}
     _check_runs("order", make, order.unit, workers, [{}, local, asynchronous | local], clusters)
@@ -204,7 +204,14 @@ def _check_decisions(make: Callable[[], Order], workers: int) -> None:
                 _require(same, "order", first, f"asked again, the sequence of worker {worker}, epoch {epoch} differs")
             for start in range(0, max(sizes), BATCH):
                 visits = [
-                    Visit(worker, epoch, order[start : start + BATCH], _rows(first, worker, epoch, start), 1)
+                    Visit(
+                        worker,
+                        epoch,
+                        order[start : start + BATCH],
+                        _rows(first, worker, epoch, start),
+                        1,
+                        _losses(first, worker, epoch, start),
+                    )
                     for worker, order in enumerate(orders)
                     if len(order[start : start + BATCH]) == BATCH
                 ]
@@ -216,6 +223,9 @@ def _check_decisions(make: Callable[[], Order], workers: int) -> None:
 def _begun(make: Callable[[], Order], sizes: list[int], lockstep: bool) -> Order:
     order: Order = _fresh(make, Order, "order")
     order.begin(sizes, 3, lockstep)
+    count = sum(sizes) * order.unit
+    examples = np.split(stream("examples").permutation(count), np.cumsum(sizes)[:-1] * order.unit)
+    order.meet(examples, count, stream("scores").standard_normal(count) if order.wants_scores else None)
     return order
 
 
@@ -234,6 +244,14 @@ def _rows(order: Order, worker: int, epoch: int, start: int) -> torch.Tensor | N
     if (worker, start) == (0, 0):
         rows[0, 0] = math.nan
     return rows
+
+
+def _losses(order: Order, worker: int, epoch: int, start: int) -> np.ndarray | None:
+    if not order.wants_losses or not order.wants(worker, epoch):
+        return None
+    losses = stream("losses", worker, epoch, start).exponential(size=BATCH)
+    losses[0] = ODD[start % 3] if worker == 0 else losses[0]
+    return losses
 
 
 def _check_lengths(make: Callable[[], Period]) -> None:
@@ -330,7 +348,7 @@ def _task(examples: int) -> Task:
     return Task(
         name="conformance",
         model=lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)),
-        train=(inputs[:examples], targets[:examples]),
+        train=TensorExamples(inputs[:examples], targets[:examples], scores=inputs[:examples, 0].abs().numpy()),
         test=(inputs[examples:], targets[examples:]),
         lr=0.2,
         batch=BATCH,

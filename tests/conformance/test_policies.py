@@ -19,7 +19,8 @@ ORDER_ROWS = [
     *((name, {}) for name in ORDERS),
     *(("cd-grab", {"sketch": sketch}) for sketch in ("ghost:2", "fold:64", "exact")),
     ("cd-grab", {"unit": 3, "signs": "probabilistic"}),
-    *(("id-grab", option) for option in ({"every": 2}, {"reverse": True})),
+    *(("id-grab", option) for option in ({"every": 2}, {"every": "auto"}, {"reverse": True})),
+    ("scored", {"by": "score", "shape": "saw", "unit": 2}),
 ]
 PERIOD_OPTIONS = {"constant": {"p": 3}, "decreasing": {"start": 4, "end": 1}, "post-local": {"switch": 0.5, "p": 3}}
 PERIOD_ROWS = [
@@ -62,6 +63,7 @@ def test_every_pace_conforms(name, options):
 def test_policies_of_ones_own_conform_on_ray():
     pytest.importorskip("ray")
     check_order(hemiola.CDGraB, workers=2, clusters=["ray"])
+    check_order(hemiola.Scored, workers=2, clusters=["ray"])
 
 
 # ---------------------------------------------------------------------------------------------------------- together

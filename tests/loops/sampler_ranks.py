@@ -35,10 +35,11 @@ SCENARIOS = {
     "ddp-fold-accumulate": ("ddp-accumulate", "fold:1024", 3, 3, 3, None),
     "tracked-skip-exact": ("tracked-skip", "exact", 1, 4, 4, None),
     "tracked-skip-fold": ("tracked-skip", "fold:16", 3, 5, 4, None),
+    "losses": ("losses", None, 1, 5, 3, None),  # the order "scored"
 }
 
 # After so many batches of epoch 1 everything is saved, thrown away, built anew and goes on.
-RESUMED = {"plain-exact": 2, "plain-fold": 3, "ddp-exact": 1, "ddp-ghost": 3}
+RESUMED = {"plain-exact": 2, "plain-fold": 3, "ddp-exact": 1, "ddp-ghost": 3, "losses": 2}
 
 
 def make_data() -> TensorDataset:
@@ -93,7 +94,8 @@ class Parts:
         data, self.model = make_data(), make_model()
         self.trained = DistributedDataParallel(self.model) if self.loop.startswith("ddp") else self.model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
-        self.sampler = OrderedSampler(data, order="cd-grab", unit=unit, sketch=sketch, seed=3)
+        order = "scored" if self.loop == "losses" else "cd-grab"
+        self.sampler = OrderedSampler(data, order=order, unit=unit, sketch=sketch, seed=3)
         numbered = list(zip(range(EXAMPLES), *data.tensors, strict=True))
         self.loader = DataLoader(numbered, batch_size=batch, sampler=self.sampler)
         if self.loop == "tracked-skip":
@@ -102,7 +104,14 @@ class Parts:
     def epoch(self, seen: list[int]) -> Iterator[int]:
         """Train on a pass over the loader; gives the number of each step when it is done."""
         for step, (numbers, x, y) in enumerate(self.loader):
-            backward(self.loop, self.trained, x, y, self.optimizer, step)
+            if self.loop == "losses":
+                self.optimizer.zero_grad()
+                losses = F.cross_entropy(self.model(x), y, reduction="none")
+                self.sampler.tell_losses(losses)
+                losses.mean().backward()
+                self.optimizer.step()
+            else:
+                backward(self.loop, self.trained, x, y, self.optimizer, step)
             seen += numbers.tolist()
             yield step
 

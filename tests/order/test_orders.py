@@ -164,7 +164,7 @@ def test_every_order_is_an_order(name):
     order = make(name, [6])
     assert isinstance(order, Order)
     assert order.sketch == ("ghost:4" if name in BALANCED else None)
-    assert [order.wants(0, e) for e in range(3)] == [name in BALANCED] * 3
+    assert [order.wants(0, e) for e in range(3)] == [name in [*BALANCED, "scored"]] * 3
 
 
 def test_fixed_orders():

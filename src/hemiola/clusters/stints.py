@@ -23,6 +23,8 @@ from torch.func import functional_call, vmap
 from hemiola.clusters.batches import BatchReader, Read
 from hemiola.contracts import Batch, Directions, State, Stint, TaskLike
 from hemiola.flat import FlatModel
+from hemiola.gradients.layers import working_type
+from hemiola.gradients.sketch import encode_rows
 from hemiola.gradients.units import UnitGradients
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
 from hemiola.streams import seed_torch
@@ -41,7 +43,7 @@ class Finished:
 
     Attributes:
         losses: Mean training loss of each stint.
-        sketches: Of each stint, one entry a batch.
+        sketches: Of each stint, one entry a batch: a row a unit, or None.
         finite: For each stint, whether its change was finite.
     """
 
@@ -62,6 +64,7 @@ class StintRunner:
         seed: Of the run.
         device: Where models run; weights, changes and sketches are handed over on the CPU.
         deck: Whether all workers take batches from one deck.
+        tells_losses: Whether rows end with the loss of their unit.
 
     Attributes:
         local: The workers' own optimizers, by worker.
@@ -79,8 +82,10 @@ class StintRunner:
         seed: int,
         device: torch.device | str = "cpu",
         deck: bool = False,
+        tells_losses: bool = False,
     ):
         self.task = task
+        self.tells_losses = tells_losses
         self.device = torch.device(device)
         self.seed = seed
         self.optimizer = optimizer
@@ -247,7 +252,7 @@ class StintRunner:
         stack = (
             self._stacks
             and len(batches) > 1
-            and (not any(wanted) or self._batch_is_unit(batches))
+            and (not any(wanted) or self.unit_gradients is None or self._batch_is_unit(batches))
             and len(sizes) == 1
             and (not self._convolves or max(sizes) < _SMALL_BATCH)
         )
@@ -285,19 +290,20 @@ class StintRunner:
         workers = len(batches)
         leaf = weights.detach().requires_grad_()
 
-        def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-            return self.task.losses(functional_call(self.flat.module, parameters, (inputs,)), targets).mean()
+        def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            each = self.task.losses(functional_call(self.flat.module, parameters, (inputs,)), targets)
+            return each.mean(), each.detach()
 
         self._prepare(stint, index)
         inputs = read.inputs.view(workers, -1, *read.inputs.shape[1:])
         targets = read.targets.view(workers, -1, *read.targets.shape[1:])
-        losses = vmap(loss, randomness="different")(self.flat.split(leaf), inputs, targets)
+        losses, each = vmap(loss, randomness="different")(self.flat.split(leaf), inputs, targets)
         (gradients,) = torch.autograd.grad(losses.sum(), leaf)
         rows: list[Tensor | None] = [None] * workers
         if any(wanted):
-            assert self.unit_gradients is not None
-            found = self.unit_gradients.sketched(gradients).cpu()
-            rows = [found[at : at + 1] if want else None for at, want in enumerate(wanted)]
+            sketches = None if self.unit_gradients is None else self.unit_gradients.sketched(gradients)
+            pieces = torch.split(self._rows(sketches, each.flatten(), read), read.units)
+            rows = [piece if want else None for piece, want in zip(pieces, wanted, strict=True)]
         if self.task.l2:
             gradients = gradients.add(weights, alpha=self.task.l2)
         return losses.tolist(), gradients, rows
@@ -311,13 +317,33 @@ class StintRunner:
         self.flat.load(weights)
         self.flat.gradient.zero_()
         self._prepare(stint, index)
-        if wanted:
-            assert self.unit_gradients is not None
-            losses, rows = self.unit_gradients.compute(read.inputs, read.targets, per_example, read.rows)
-            return losses, rows.cpu()
+        if wanted and self.unit_gradients is not None:
+            losses, sketches = self.unit_gradients.compute(read.inputs, read.targets, per_example, read.rows)
+            return losses, self._rows(sketches, losses, read)
         losses = self.task.losses(self.flat.module(read.inputs), read.targets)
         (losses * per_example).sum().backward()  # type: ignore[no-untyped-call]
-        return losses.detach(), None
+        losses = losses.detach()
+        return losses, self._rows(None, losses, read) if wanted else None
+
+    def _rows(self, sketches: Tensor | None, losses: Tensor, read: Read) -> Tensor:
+        """What the order is told of each unit: its sketch, and its loss where that is wanted."""
+        found = [] if sketches is None else [sketches.cpu()]
+        if self.tells_losses:
+            units = sum(read.units)
+            totals = torch.zeros(units, dtype=losses.dtype).index_add_(0, read.rows, losses.cpu())
+            means = totals / torch.bincount(read.rows, minlength=units)
+            found.append(means.to(found[0].dtype if found else working_type(means)).unsqueeze(1))
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row; 0 where the order is told nothing."""
+        return (0 if self.unit_gradients is None else self.unit_gradients.dimension) + self.tells_losses
+
+    def packed(self, rows: Tensor) -> Tensor:
+        """Rows as they travel: numbers, or bytes where sketches are int8. Losses are sent as they are."""
+        int8 = self.unit_gradients is not None and self.unit_gradients.spec.int8
+        return encode_rows(rows, int(self.tells_losses)) if int8 else rows
 
     def _vector(self, numbers: np.ndarray) -> Tensor:
         return torch.tensor(numbers, dtype=self.flat.weights.dtype, device=self.device)

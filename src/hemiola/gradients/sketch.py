@@ -65,23 +65,29 @@ def parse_sketch(text: str) -> SketchSpec:
 LEVELS = 127
 
 
-def encode_rows(rows: Tensor) -> Tensor:
-    """(units, k) rows as (units, k + 4) bytes: whole numbers from -127 to 127, then the row's scale as a float32.
+def encode_rows(rows: Tensor, whole: int = 0) -> Tensor:
+    """(units, k) rows as bytes: whole numbers from -127 to 127, then as a float32 each the row's scale and its tail.
 
-    A row that is not finite arrives as one.
+    A row that is not finite arrives as one. The last ``whole`` numbers of a row, its tail, are not rounded.
     """
-    rows = rows.detach().float()
+    rows, tail = rows.detach().float().tensor_split([rows.shape[1] - whole], 1)
     scale = rows.abs().amax(1, keepdim=True)
     inverse = torch.where((scale > 1e-30) & scale.isfinite(), LEVELS / scale, 0.0)
     codes = torch.nan_to_num(rows * inverse, nan=0.0, posinf=0.0, neginf=0.0).round_().to(torch.int8)
-    return torch.cat([codes.view(torch.uint8), scale.clone().flatten().view(torch.uint8).view(-1, 4)], 1)
+    return torch.cat([codes.view(torch.uint8), torch.cat([scale, tail], 1).view(torch.uint8)], 1)
 
 
-def decode_rows(payload: Tensor) -> Tensor:
+def decode_rows(payload: Tensor, whole: int = 0) -> Tensor:
     """The (units, k) rows of `encode_rows`'s bytes."""
-    codes = payload[:, :-4].contiguous().view(torch.int8)
-    scale = payload[:, -4:].clone().flatten().view(torch.float32).unsqueeze(1)
-    return torch.where(scale.isfinite(), codes * (scale / LEVELS), torch.nan)
+    width = payload.shape[1] - 4 * (1 + whole)
+    codes = payload[:, :width].contiguous().view(torch.int8)
+    scale, tail = payload[:, width:].clone().view(torch.float32).tensor_split([1], 1)
+    return torch.cat([torch.where(scale.isfinite(), codes * (scale / LEVELS), torch.nan), tail], 1)
+
+
+def unpacked(rows: Tensor, losses: bool) -> Tensor:
+    """Rows as they came, which are int8 sketches if they came as bytes; ``losses``: and each ends with a loss."""
+    return decode_rows(rows, int(losses)) if rows.dtype == torch.uint8 else rows
 
 
 def default_sketch(unit: int) -> str:

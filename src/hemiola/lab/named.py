@@ -92,6 +92,8 @@ def _make(table: Constructors, contract: type, family: str, name: Any, options: 
     place = f"{family} {name!r}" if is_path(name) else family
     check_complete(make, contract, place)
     checked = check_options(make, options, family)
+    if not is_path(name) and isinstance(checked.get("file"), str):
+        checked["file"] = str(base / checked["file"])  # beside the experiment file, as the file of a trace is
     with within(family), own_code(place):
         made = make(**checked)
     return checked_policy(made, contract, place)

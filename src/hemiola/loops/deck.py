@@ -199,7 +199,8 @@ class DeckRows:
         rows = torch.cat([each["rows"] for each in all_ranks])
         by_place = np.argsort(self._place_of[units], kind="stable")
         if len(units):
-            self._policy.observe([Visit(0, self._epoch, units[by_place], rows[torch.from_numpy(by_place)], 1)])
+            rows, losses = rows[torch.from_numpy(by_place)], self._policy.wants_losses
+            self._policy.observe([Visit.of_rows(0, self._epoch, units[by_place], rows, 1, losses)])
         return all(each["why"] == why for each in all_ranks)
 
     def state_dict(self) -> State:

@@ -73,7 +73,7 @@ class RowExchange:
         """Take rows of this rank's units, in the order they were visited; no unit comes twice in an epoch."""
         if self._group is None:
             if len(units):
-                self._policy.observe([Visit(0, self._epoch, units, rows, 1)])
+                self._policy.observe([self._visit(0, units, rows)])
             return
         stop = self._filled + len(units)
         if stop > len(self._rows):
@@ -163,8 +163,11 @@ class RowExchange:
         for worker in range(self._ranks):
             count = int(np.count_nonzero(units[worker] != GAP))  # gaps come last
             if count:
-                visits.append(Visit(worker, self._epoch, units[worker, :count], rows[worker, :count], 1))
+                visits.append(self._visit(worker, units[worker, :count], rows[worker, :count]))
         self._policy.observe(visits)
+
+    def _visit(self, worker: int, units: np.ndarray, rows: Tensor) -> Visit:
+        return Visit.of_rows(worker, self._epoch, units, rows, 1, self._policy.wants_losses)
 
     def _total(self, products: np.ndarray) -> np.ndarray:
         summed = torch.from_numpy(np.array(products, np.float64))

@@ -44,6 +44,7 @@ from hemiola.loops.tally import Tally
 from hemiola.loops.telemetry import Log, Logs
 from hemiola.loops.watch import Scaler, Watch
 from hemiola.options import one_of
+from hemiola.order.scored import scores_of
 from hemiola.own import checked_sequence
 from hemiola.state import own_state
 
@@ -59,7 +60,7 @@ class OrderedSampler(Sampler[int]):
     iterator that is trained on is the next epoch. The policy learns from gradients only inside ``watch``.
 
     Args:
-        dataset: Anything with a length; it is never read.
+        dataset: Anything with a length; it is never read. An order by score asks it for ``scores()``.
         order: A policy's name (``hemiola.order.ORDERS``) or a policy.
         unit: Examples that stay together, 1 by default; with a policy, the policy's.
         num_replicas: Ranks; by default those of torch.distributed, or 1.
@@ -91,6 +92,7 @@ class OrderedSampler(Sampler[int]):
         self._examples = dataset_size(dataset)
         self._ranks, self.rank = place(num_replicas, rank)
         self.policy = policy(order, unit, sketch)
+        self._scores = scores_of(dataset) if self.policy.wants_scores else None
         self.seed, self.drop_last = seed, drop_last
         self._counters = Counters(self._ranks) if one_of("deal", deal, ["shards", "deck"]) == "deck" else None
         # For the policy, and here, a deck is the shard of one rank that has everything.
@@ -106,11 +108,12 @@ class OrderedSampler(Sampler[int]):
         self._notices, self._logs = Notices(self.rank), Logs("order")
         self._following = Following(self._notices)
         self._announced = False
-        self._begin()
+        self._begin(self._deal)
         self._enter(0)
 
-    def _begin(self) -> None:
-        self.policy.begin([self._deal.shards.shape[1]] * self._hands, self.seed, lockstep=True)
+    def _begin(self, dealt: Deal) -> None:
+        self.policy.begin([dealt.shards.shape[1]] * dealt.ranks, self.seed, lockstep=True)
+        self.policy.meet([dealt.units[shard].ravel() for shard in dealt.shards], self._examples, self._scores)
 
     # ------------------------------------------------------------------------------------------------- as a sampler
 
@@ -267,6 +270,15 @@ class OrderedSampler(Sampler[int]):
         """
         self._following.visiting(examples)
 
+    def tell_losses(self, losses: Tensor) -> None:
+        """Say the losses of the examples of the last forward pass, one each, for an order that wants them.
+
+        Call it before the next forward pass, as in ``losses = F.cross_entropy(model(x), y, reduction="none")``,
+        ``sampler.tell_losses(losses)``, ``losses.mean().backward()``. Other orders take no note of it.
+        """
+        if self._watch is not None:
+            self._watch.tell(losses)
+
     # -------------------------------------------------------------------------------------- what the watch reports
 
     def watch(self, model: nn.Module, scaler: Scaler | None = None) -> AbstractContextManager[OrderedSampler]:
@@ -298,10 +310,11 @@ class OrderedSampler(Sampler[int]):
                 f"sketch = {self.policy.sketch!r}: int8 sketches are for the clusters of an experiment; in one's own "
                 "loop rows travel behind the training, so leave ':int8' out"
             )
-        if spec is not None and self._ranks > 1 and self._group is None:
+        if self._learns and self._ranks > 1 and self._group is None:
             self._group = own_group(self._ranks)
         share = None if self._group is None else self._broadcast
-        self._watch = Watch(model, spec, self.seed, self, scaler, share, self._following.modes)
+        losses = self.policy.wants_losses
+        self._watch = Watch(model, spec, self.seed, self, scaler, share, self._following.modes, losses)
         self._following.model = model
         self._watch.refresh(False)
         self._now.watched = True
@@ -329,10 +342,11 @@ class OrderedSampler(Sampler[int]):
     def _connect(self) -> None:
         """Give the watch its exchange, and what a state or an earlier watch has left for it."""
         assert self._watch is not None
-        if self.policy.sketch is None:
+        if not self._learns:
             return
         if self._exchange is None:
-            units, sliced = self._deal.shards.shape[1], self.policy.sketch == "exact" and self.policy.slices
+            units = self._deal.shards.shape[1]
+            sliced = self.policy.sketch == "exact" and self.policy.slices and not self.policy.wants_losses
             width, dtype = self._watch.width, self._watch.dtype
             if self._counters is not None and self._group is not None:
                 self._exchange = DeckRows(self.policy, width, dtype, self._group)
@@ -343,6 +357,11 @@ class OrderedSampler(Sampler[int]):
                 self._exchange.load_state_dict(*self._saved)
         self._saved = None
         self._watch.adopt(self._directions)
+
+    @property
+    def _learns(self) -> bool:
+        """Whether the policy wants to be shown anything."""
+        return self.policy.sketch is not None or self.policy.wants_losses
 
     def _broadcast(self, found: Tensor) -> Tensor:
         shared = found.cpu().contiguous()
@@ -392,7 +411,7 @@ class OrderedSampler(Sampler[int]):
         order, unit = self._orders[self._hand], self.policy.unit
         if rows is not None and not self._announced:
             self._announced = True
-            log.info("order: balancing %s on %s", self.policy.sketch, self._watch.method)
+            log.info("order: %s learns from %s", self.policy.kind, self._watch.method)
         self._now.learnt += len(places)
         self._ordered_done += len(done)
         means = None if rows is None else rows.detach().cpu()
@@ -459,7 +478,7 @@ class OrderedSampler(Sampler[int]):
         if self._watch is not None:
             self._watch.forget()
         dealt = Deal(self._deal.units, state["shards"].numpy().copy(), state["rests"].numpy().copy())
-        self.policy.begin([dealt.shards.shape[1]] * ranks, self.seed, lockstep=True)
+        self._begin(dealt)
         self.policy.load_state_dict(state["policy"])
         self._exchange, self._saved, self._directions = None, None, list(state["directions"])
         epoch, position = int(state["epoch"]), int(state["position"])
@@ -486,7 +505,7 @@ class OrderedSampler(Sampler[int]):
         assert self._counters is not None
         if self._watch is not None:
             self._watch.forget()
-        self._begin()
+        self._begin(self._deal)
         self.policy.load_state_dict(state["policy"])
         self._exchange, self._saved, self._directions = None, None, list(state["directions"])
         self._counters.begin_again()
@@ -530,7 +549,7 @@ class OrderedSampler(Sampler[int]):
         lefts[state["rank"]] = saved.left()  # of the other ranks it is known only how far they are
         left = deal_left(lefts, self._ranks, self.drop_last)
         self._deal, orders = dealt.again(self._examples, self._ranks, orders, self.drop_last)
-        self._begin()
+        self._begin(self._deal)
         self.policy.adopt(epoch + 1, orders)
         if left.shape[1]:
             self._enter(epoch, left)

@@ -7,6 +7,9 @@ Rows come from one of two places. Ghosts, and whole gradients where a batch hold
 example**, by the hooks of ``ghost.py``. Where a batch lies within one unit, whole gradients come from the
 **micro-batch**, taken as each parameter's gradient arrives, before it is accumulated and before
 DistributedDataParallel averages it.
+
+Losses are what the loop tells of each example (`Watch.tell`). Where a batch lies within one unit its mean loss will do,
+and a model that returns it, as ``loss`` or as its one scalar, need not be asked.
 """
 
 from __future__ import annotations
@@ -86,6 +89,8 @@ class _Pass:
         self.blurred = False
         self.recording: Recording | None = None
         self.gradients: dict[int, Tensor] | None = None
+        self.wanted = False
+        self.losses: Tensor | None = None  # of each example, or one for all of them
 
 
 class Watch:
@@ -99,6 +104,7 @@ class Watch:
         scaler: The loop's GradScaler, if it has one.
         share: Makes ghost directions common to all ranks.
         modes: The modes (training or not) in which the model was trained so far; added to.
+        losses: Whether rows end with the loss of their example or unit.
 
     Attributes:
         width: k, numbers per row.
@@ -115,6 +121,7 @@ class Watch:
         scaler: Scaler | None,
         share: Share | None,
         modes: set[bool] | None = None,
+        losses: bool = False,
     ) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if not parameters:
@@ -123,6 +130,7 @@ class Watch:
         self._scaler, self._share = scaler, share
         self._parameters = parameters
         self._modes = set() if modes is None else modes
+        self._losses = losses
         self._passes: list[_Pass] = []
         self._current: _Pass | None = None  # between its start and its end
         self._backward: list[_Pass] = []  # whose gradients the backward pass under way carries
@@ -148,6 +156,7 @@ class Watch:
             raise InputError("the watched model has lazy layers without weights; run one batch through it before watch")
         elif spec is not None:
             self.width = build_sketch(spec, sum(p.numel() for p in parameters), seed).width
+        self.width += losses
         self._remove: list[Callable[[], None]] = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True).remove,
             model.register_forward_hook(Hook(self._after)).remove,
@@ -164,6 +173,8 @@ class Watch:
             ghosts = f"ghosts of each example ({self._spec.rank} directions{thin})"
             kind = "whole gradients of each example" if whole else ghosts
             return f"{kind}, from hooks in the backward pass{left}"
+        if self._spec is None:
+            return "losses"
         return None if self._fold is None else "the micro-batch gradient of each unit"
 
     def settle(self) -> None:
@@ -242,7 +253,8 @@ class Watch:
         each = self._current = _Pass(self._trainee.claim(given), scale, training)
         self.seen.passes += 1
         self._passes.append(each)
-        if self._spec is None or not self._trainee.wants_rows(each.claim):
+        each.wanted = (self._spec is not None or self._losses) and self._trainee.wants_rows(each.claim)
+        if self._spec is None or not each.wanted:
             return
         if self._spec.kind == "ghost" or not (self._trainee.fits_units(each.claim) or self._blurs(each.examples)):
             assert self.recorder is not None
@@ -255,6 +267,8 @@ class Watch:
         if checking() or self._current is None:
             return
         each, self._current = self._current, None
+        if self._losses and each.wanted:
+            self._find_loss(each, output)
 
         def reached(_: Tensor) -> None:
             if checking():
@@ -309,7 +323,50 @@ class Watch:
 
         return arrived
 
+    def tell(self, losses: Tensor) -> None:
+        """The losses of the examples of the last forward pass."""
+        if not self._passes or not self._passes[-1].wanted:
+            return
+        each, found = self._passes[-1], losses.detach().flatten()
+        alone = len(found) == 1 and self._trainee.fits_units(each.claim)
+        if len(found) != each.examples and not alone:
+            raise InputError(
+                f"the losses of {each.examples} examples were expected, one each, got {len(found)}; "
+                "compute them with reduction='none'"
+            )
+        each.losses = found
+
+    def _find_loss(self, each: _Pass, output: Any) -> None:
+        """Take the mean loss from the model's output, if there is one and it is all that is needed."""
+        if not self._trainee.fits_units(each.claim):
+            return
+        named = output.get("loss") if isinstance(output, Mapping) else None
+        scalars = [x for x in _objects(output) if isinstance(x, Tensor) and x.dim() == 0 and x.requires_grad]
+        if isinstance(named, Tensor) and named.numel() == 1:
+            each.losses = named.detach().flatten()
+        elif len(scalars) == 1:
+            each.losses = scalars[0].detach().flatten()
+
     def _rows(self, each: _Pass) -> Tensor | None:
+        """What the order is told of a batch's examples: sketches, and losses where they are wanted."""
+        sketches = None if self._spec is None else self._sketches(each)
+        if not self._losses or not each.wanted or (self._spec is not None and sketches is None):
+            return sketches
+        if each.losses is None:
+            raise InputError(
+                "the order wants the loss of every example, and nobody has told it: call "
+                "sampler.tell_losses(losses), one for each example of the batch, after the forward pass; or use "
+                "unit = the batch size with a model that returns its loss"
+            )
+        losses = each.losses.to(self.dtype).unsqueeze(1)
+        if sketches is None:
+            return losses
+        losses = losses.to(sketches.device)
+        if len(sketches) != len(losses):
+            losses = losses.mean(0, keepdim=True).expand(len(sketches), 1)
+        return torch.cat([sketches, losses], 1)
+
+    def _sketches(self, each: _Pass) -> Tensor | None:
         if each.recording is None or self.recorder is None:
             if each.blurred and each.gradients is not None:
                 self.seen.summed = True

@@ -8,6 +8,7 @@ from hemiola.order.balanced import redeal
 from hemiola.order.cdgrab import CDGraB, IDPairGraB
 from hemiola.order.fixed import InOrder, RandomReshuffling, ShuffleOnce
 from hemiola.order.grab import GraB, IDGraB
+from hemiola.order.scored import Scored
 
 ORDERS: dict[str, type] = {
     "rr": RandomReshuffling,
@@ -17,6 +18,7 @@ ORDERS: dict[str, type] = {
     "id-grab": IDGraB,
     "id-pair-grab": IDPairGraB,
     "cd-grab": CDGraB,
+    "scored": Scored,
 }
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "IDPairGraB",
     "InOrder",
     "RandomReshuffling",
+    "Scored",
     "ShuffleOnce",
     "redeal",
 ]

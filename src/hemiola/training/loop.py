@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hemiola.contracts import Arrivals, Averaging, Directions, State, Stint, Update, Visit
 from hemiola.errors import InputError
 from hemiola.flat import FlatModel
+from hemiola.order.scored import scores_of
 from hemiola.plan import ClusterFactory, Plan
 from hemiola.state import own_state
 from hemiola.streams import seed_torch
@@ -75,6 +76,8 @@ class Training:
         self.sizes = [-(-len(shard) // unit) for shard in (plan.shards[:1] if plan.deck else plan.shards)]
         self.lockstep = plan.lockstep
         plan.order.begin(self.sizes, plan.seed, self.lockstep)
+        scores = scores_of(plan.task.train) if plan.order.wants_scores else None
+        plan.order.meet(plan.shards[: len(self.sizes)], len(plan.task.train), scores)
         self.queues = self._dealer(plan.batch // unit)
         self.speeds = Speeds(self.workers)
         self.ledger = Ledger(self.sizes, self.workers)
@@ -183,9 +186,19 @@ class Training:
     def _observe(self, update: Update) -> None:
         """Show the order every batch that was used; those from one deck by place, whoever had them."""
         visits = [
-            (batch, Visit(self._holder(report.stint.worker), batch.epoch, batch.units, sketches, len(report.sketches)))
+            (
+                batch,
+                Visit.of_rows(
+                    self._holder(report.stint.worker),
+                    batch.epoch,
+                    batch.units,
+                    rows,
+                    len(report.sketches),
+                    self.plan.order.wants_losses,
+                ),
+            )
             for report in update.reports
-            for batch, sketches in zip(report.stint.batches, report.sketches, strict=True)
+            for batch, rows in zip(report.stint.batches, report.sketches, strict=True)
         ]
         if self.plan.deck:
             visits.sort(key=lambda pair: (pair[0].epoch, pair[0].position))
@@ -284,7 +297,7 @@ class Training:
         return self.versions[version]
 
     def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
-        """For each batch, whether the order policy wants its unit gradients."""
+        """For each batch, whether the order policy wants sketches or losses of its units."""
         return tuple(self.plan.order.wants(self._holder(stint.worker), batch.epoch) for batch in stint.batches)
 
     @property

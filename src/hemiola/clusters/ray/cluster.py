@@ -23,7 +23,7 @@ from hemiola.clusters.ray.worker import FEW_BYTES, Assignment, Momentum, Outcome
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.contracts import FOLLOWED, Pace, Report, Span, State, Stint, Update, Work
-from hemiola.gradients.sketch import decode_rows
+from hemiola.gradients.sketch import unpacked
 from hemiola.pace.race import COUNTS, CUT, LATE, Race
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
@@ -296,7 +296,7 @@ class RayCluster:
                     staleness=self.race.version - a.stint.version,
                     seconds=a.seconds,
                     loss=a.outcome.loss,
-                    sketches=_sketches(a.outcome),
+                    sketches=_sketches(a.outcome, self.setup.tells_losses),
                     compute=a.outcome.seconds,
                 )
                 for a in good
@@ -399,10 +399,9 @@ class RayCluster:
         self.engine.close()
 
 
-def _sketches(outcome: Outcome) -> tuple[Tensor | None, ...]:
-    """The rows of each batch; those that travelled as bytes are int8."""
-    found = (None if rows is None else as_tensor(rows) for rows in outcome.sketches)
-    return tuple(decode_rows(rows) if rows is not None and rows.dtype == torch.uint8 else rows for rows in found)
+def _sketches(outcome: Outcome, losses: bool) -> tuple[Tensor | None, ...]:
+    """The rows of each batch."""
+    return tuple(None if rows is None else unpacked(as_tensor(rows), losses) for rows in outcome.sketches)
 
 
 def _as_tensors(vectors: dict[str, np.ndarray] | None) -> dict[str, Tensor] | None:

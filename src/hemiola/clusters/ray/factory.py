@@ -100,6 +100,7 @@ class RayFactory(ClusterFactory):
                 device=self.device,
                 threads=max(1, engine.cpus // self.workers),
                 deck=plan.deck,
+                tells_losses=plan.order.wants_losses,
             )
             actors = start_actors(engine, self.workers, self.device)
             roster = Roster(engine, actors, setup, self.max_restarts, self.hang_seconds)

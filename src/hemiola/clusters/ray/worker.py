@@ -37,7 +37,6 @@ from hemiola.clusters.sender import Sender
 from hemiola.clusters.stints import Finished, StintRunner
 from hemiola.contracts import Directions, State, Stint, TaskLike
 from hemiola.errors import FailedElsewhere, InputError, told
-from hemiola.gradients.sketch import encode_rows
 from hemiola.optimizers import Optimizer, moments
 from hemiola.wire.exchange import Exchange
 
@@ -62,6 +61,7 @@ class Setup:
         device: Where models run: ``"cpu"``, ``"cuda"`` or ``"auto"``.
         threads: Of torch, in one worker.
         deck: Whether all workers take batches from one deck, and their shards are all the same.
+        tells_losses: Whether rows of sketches end with the loss of their unit.
     """
 
     task: TaskLike
@@ -75,6 +75,7 @@ class Setup:
     device: str
     threads: int
     deck: bool = False
+    tells_losses: bool = False
 
 
 class Assignment(NamedTuple):
@@ -229,6 +230,7 @@ class Worker:
                 setup.seed,
                 pick_device(setup.device),
                 setup.deck,
+                setup.tells_losses,
             )
             self.sender = Sender(setup.exchange, self.runner.initial.numel(), setup.seed)
             self._settled = memory if memory is not None else self._live()
@@ -329,18 +331,12 @@ class Worker:
             self._running = False
         seconds = time.perf_counter() - began
         loss = finished.losses[0]
-        rows = tuple(None if part is None else self._packed(part) for part in finished.sketches[0])
+        rows = tuple(None if part is None else self.runner.packed(part).numpy() for part in finished.sketches[0])
         if not finished.finite[0]:
             return Outcome(seconds, loss, self._done, None, rows, None)
         payload = self.sender.pack(change, stint).numpy()
         averages = self.setup.local and self.setup.exchange.momentum == "average"
         return Outcome(seconds, loss, self._done, payload, rows, self._vectors() if averages else None)
-
-    def _packed(self, rows: Tensor) -> np.ndarray:
-        """A batch's sketches as they travel."""
-        assert self.runner.unit_gradients is not None
-        packed: np.ndarray = (encode_rows(rows) if self.runner.unit_gradients.spec.int8 else rows).numpy()
-        return packed
 
     def cancel(self, number: int) -> None:
         """Stop the stints up to this number, whether they run or have not begun."""

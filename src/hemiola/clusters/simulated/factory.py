@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hemiola.clusters.shared_options import Delays
-from hemiola.clusters.simulated.sketch_cost import Charge, charge_for, check_sketch_cost
+from hemiola.clusters.simulated.sketch_cost import LOSS_BYTES, Charge, charge_for, check_sketch_cost
 from hemiola.contracts import Cluster, Work
 from hemiola.options import check_options
 from hemiola.plan import ClusterFactory, Plan
@@ -57,7 +58,14 @@ class SimulatedFactory(ClusterFactory):
 
         order = plan.order
         runner = StintRunner(
-            plan.task, plan.shards, order.unit, order.sketch, plan.optimizer, plan.seed, deck=plan.deck
+            plan.task,
+            plan.shards,
+            order.unit,
+            order.sketch,
+            plan.optimizer,
+            plan.seed,
+            deck=plan.deck,
+            tells_losses=order.wants_losses,
         )
         if runner.unit_gradients is not None:
             runner.unit_gradients.rounds = True
@@ -73,5 +81,6 @@ class SimulatedFactory(ClusterFactory):
         )
 
     def _charge(self, plan: Plan, runner: StintRunner) -> Charge:
-        order = plan.order
-        return charge_for(self.sketch_cost, plan.task, order.sketch, order.unit, plan.batch, runner.unit_gradients)
+        order, sketches = plan.order, runner.unit_gradients
+        charge = charge_for(self.sketch_cost, plan.task, order.sketch, order.unit, plan.batch, sketches)
+        return replace(charge, row_bytes=charge.row_bytes + LOSS_BYTES) if order.wants_losses else charge

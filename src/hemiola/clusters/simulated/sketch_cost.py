@@ -34,6 +34,8 @@ USUAL = {"exact": 2.5, "fold": 2.5, "ghost": 1.4}
 USUAL_WHOLE = {"exact": 1.15, "fold": 1.3}
 """The same where a batch is one unit, whose row is the batch's own gradient; ghosts cost what they always cost."""
 
+LOSS_BYTES = 4  # of a unit's loss, which is computed anyway
+
 ROUNDING = 0.05  # of a measured factor: coarse enough that machines of a kind agree
 _VERSION = 1
 _SAMPLE_SECONDS = 0.01  # of CPU time at least, so that the clock's own resolution does not show
@@ -47,7 +49,7 @@ class Charge:
 
     Attributes:
         sketch: Kind of sketch, as the order asked for it; None if the order looks at no gradients.
-        row_bytes: Bytes of one unit's sketch.
+        row_bytes: Bytes of what is sent of one unit: its sketch, its loss.
         step_factor: A local step that makes sketches takes so many times as long.
         source: Where the factor comes from.
     """

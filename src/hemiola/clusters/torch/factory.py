@@ -89,8 +89,17 @@ class TorchFactory(ClusterFactory):
         self.check(plan.period, plan.pace, plan.exchange)
         self.check_world(dist.get_world_size())
         device = f"cuda:{_current_cuda()}" if self.device == "cuda" else "cpu"
+        order = plan.order
         runner = StintRunner(
-            plan.task, plan.shards, plan.order.unit, plan.order.sketch, plan.optimizer, plan.seed, device, plan.deck
+            plan.task,
+            plan.shards,
+            order.unit,
+            order.sketch,
+            plan.optimizer,
+            plan.seed,
+            device,
+            plan.deck,
+            order.wants_losses,
         )
         delays = self.delays.streams(plan.seed)
         if plan.period.clock is not None:

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hemiola.clusters.stints import StintRunner
-from hemiola.gradients.sketch import decode_rows, encode_rows
+from hemiola.gradients.layers import working_type
+from hemiola.gradients.sketch import unpacked
 from hemiola.peers import group_device
 
 
@@ -24,18 +25,15 @@ def gather_sketches(
         counts: How many rows each rank has; the same on every rank.
         group: The ranks; None for all.
     """
-    units, dtype = runner.unit_gradients, runner.initial.dtype
-    if units is None or not max(counts):
+    if not runner.width or not max(counts):
         return [torch.empty(0, 0) for _ in counts], 0
-    message = torch.zeros(
-        max(counts), units.dimension, dtype=torch.float64 if dtype == torch.float64 else torch.float32
-    )
+    message = torch.zeros(max(counts), runner.width, dtype=working_type(runner.initial))
     given = [rows for rows in mine if rows is not None]
     if given:
         torch.cat(given, out=message[: sum(len(rows) for rows in given)])
-    message = (encode_rows(message) if units.spec.int8 else message).to(group_device(group))
+    message = runner.packed(message).to(group_device(group))
     received = torch.empty(len(counts), *message.shape, dtype=message.dtype, device=message.device)
     dist.all_gather(list(received), message, group=group)
     sent = (len(counts) - 1) * message.numel() * message.element_size()
-    rows = [decode_rows(one) if units.spec.int8 else one for one in received.cpu()]
+    rows = [unpacked(one, runner.tells_losses) for one in received.cpu()]
     return [one[:count] for one, count in zip(rows, counts, strict=True)], sent

@@ -134,6 +134,10 @@ class Tokens(TensorExamples):
         super().__init__(tokens, targets)
         self.lengths = (tokens != pad).sum(dim=1)
 
+    def scores(self) -> np.ndarray:
+        """Tokens of each text: short sentences are easier."""
+        return self.lengths.numpy()
+
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these examples."""
         inputs, targets = super().batch(indices)

@@ -155,6 +155,7 @@ class TensorExamples:
             each. None returns them as they are.
         centre: See ``scale``.
         groups: The group that each example came in, such as who wrote it; None for no groups.
+        scores: A score of each example, such as how hard it is; None for no scores.
     """
 
     def __init__(
@@ -164,10 +165,12 @@ class TensorExamples:
         scale: PerChannel | None = None,
         centre: PerChannel = 0.0,
         groups: np.ndarray | None = None,
+        scores: np.ndarray | None = None,
     ) -> None:
         self.inputs = inputs
         self.targets = targets
         self._groups = groups
+        self._scores = scores
         self._affine: tuple[Tensor, Tensor] | None = None
         if scale is not None:
             factor = 1.0 / torch.tensor(scale, dtype=torch.float64)
@@ -197,6 +200,10 @@ class TensorExamples:
     def groups(self) -> np.ndarray | None:
         """The group of each example, None without groups."""
         return self._groups
+
+    def scores(self) -> np.ndarray | None:
+        """The score of each example."""
+        return self._scores
 
 
 class DatasetExamples:
