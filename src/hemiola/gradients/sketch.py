@@ -81,7 +81,8 @@ def decode_rows(payload: Tensor, whole: int = 0) -> Tensor:
     """The (units, k) rows of `encode_rows`'s bytes."""
     width = payload.shape[1] - 4 * (1 + whole)
     codes = payload[:, :width].contiguous().view(torch.int8)
-    scale, tail = payload[:, width:].clone().view(torch.float32).tensor_split([1], 1)
+    numbers = payload[:, width:].flatten().clone().view(torch.float32)  # a clone of one row keeps its odd stride
+    scale, tail = numbers.view(len(payload), 1 + whole).tensor_split([1], 1)
     return torch.cat([torch.where(scale.isfinite(), codes * (scale / LEVELS), torch.nan), tail], 1)
 
 
