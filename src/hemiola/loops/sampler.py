@@ -411,7 +411,8 @@ class OrderedSampler(Sampler[int]):
         order, unit = self._orders[self._hand], self.policy.unit
         if rows is not None and not self._announced:
             self._announced = True
-            log.info("order: %s learns from %s", self.policy.kind, self._watch.method)
+            what = f"balancing {self.policy.sketch}" if self.policy.sketch else f"{self.policy.kind},"
+            log.info("order: %s on %s", what, self._watch.method)
         self._now.learnt += len(places)
         self._ordered_done += len(done)
         means = None if rows is None else rows.detach().cpu()

@@ -189,6 +189,7 @@ _ORDERS = {
     "id-grab": "ID-GraB: every worker balances its own gradients",
     "id-pair-grab": "ID-GraB in pairs: every worker balances its own pairs",
     "cd-grab": "CD-GraB: pairs balanced across all workers",
+    "scored": "by a score of each example, or its last loss",
 }
 _PERIODS = {
     "full": "exchange at every step",
