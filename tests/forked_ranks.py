@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from torch.distributed import TCPStore
@@ -26,8 +27,6 @@ def run_on_ranks(script: Path, folder: Path, count: int) -> str:
     """
     # As torchrun's agent does, this process holds the store that ranks meet at, so nobody has to guess a free port.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hemiola.lab.ranks", "torch._dynamo"])
     environment = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -39,7 +38,7 @@ def run_on_ranks(script: Path, folder: Path, count: int) -> str:
         "TMPDIR": str(folder),
     }
     ranks = [
-        context.Process(
+        _context().Process(
             target=runpy.run_path,
             args=(__file__, {"RANK": (script, folder, environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})}),
             kwargs={"run_name": "__rank__"},
@@ -55,6 +54,39 @@ def run_on_ranks(script: Path, folder: Path, count: int) -> str:
     return "".join(said)
 
 
+class Forked:
+    """``python SCRIPT ARGUMENTS``, forked from the server, with its stdout to be read."""
+
+    def __init__(self, script: Path, *arguments: str) -> None:
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        self._process = _context().Process(
+            target=runpy.run_path,
+            args=(__file__, {"SCRIPT": ([str(script), *arguments], writer)}),
+            kwargs={"run_name": "__script__"},
+            daemon=True,
+        )
+        self._process.start()
+        writer.close()
+        with reader:
+            self.stdout = os.fdopen(os.dup(reader.fileno()))
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self.stdout.close()
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hemiola.lab.ranks", "torch._dynamo"])
+    return context
+
+
 def _become_rank(script: Path, folder: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     with open(folder / f"stderr-{environment['RANK']}", "w") as stderr:
@@ -65,5 +97,15 @@ def _become_rank(script: Path, folder: Path, environment: dict[str, str]) -> Non
     runpy.run_path(str(script), run_name="__main__")
 
 
+def _become_script(arguments: list[str], writer: Connection) -> None:
+    os.dup2(writer.fileno(), sys.stdout.fileno())
+    writer.close()
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
 if __name__ == "__rank__":
     _become_rank(*RANK)  # type: ignore[name-defined]  # noqa: F821 - given by run_on_ranks
+elif __name__ == "__script__":
+    _become_script(*SCRIPT)  # type: ignore[name-defined]  # noqa: F821 - given by Forked

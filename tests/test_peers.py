@@ -1,12 +1,15 @@
 """Who is waited for and who is lost, between real processes."""
 
-import os
 import signal
-import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forked_ranks import Forked
 
 pytestmark = pytest.mark.real
 
@@ -19,6 +22,7 @@ from torch import nn
 from hemiola.peers import Attendance, RankLostError
 rank, where, how, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 torch.set_num_threads(1)
+torch.manual_seed(rank)
 said = lambda line: print("SAID", line, flush=True)
 
 def trouble():
@@ -68,19 +72,16 @@ except RankLostError as lost:
 def start(tmp_path):
     """Starts three ranks; whatever happens, none is left."""
     started = []
+    (tmp_path / "rank.py").write_text(SCRIPT)
 
     def start(where, how):
         for rank in range(3):
-            command = [sys.executable, "-c", SCRIPT, str(rank), where, how, str(tmp_path)]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+            started.append(Forked(tmp_path / "rank.py", str(rank), where, how, str(tmp_path)))
         return started
 
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    for rank in started:
+        rank.close()
 
 
 @pytest.mark.parametrize(("where", "how"), [("cluster", "stop"), ("averager", "late")])
@@ -93,15 +94,14 @@ def test_after_a_while_the_first_rank_that_waits_says_for_whom_and_then_all_go_o
     assert first.endswith(f" s for rank 2, which {life}\n")
     (tmp_path / "go").touch()
     ranks[2].send_signal(signal.SIGCONT)
-    assert ranks[0].communicate()[0] == "DONE\n"
-    assert [process.communicate()[0] for process in ranks[1:]] == ["DONE\n", "DONE\n"]
+    assert [rank.stdout.read() for rank in ranks] == ["DONE\n"] * 3
 
 
 def test_a_rank_that_dies_is_named_within_seconds(start):
     ranks = start("cluster", "die")
-    assert ranks[2].communicate()[0] == ""
+    assert ranks[2].stdout.read() == ""
     died = time.monotonic()
-    said = [process.communicate()[0] for process in ranks[:2]]
+    said = [rank.stdout.read() for rank in ranks[:2]]
     assert time.monotonic() - died < 300  # the time-out is twice that
     for line in said:
         assert line.splitlines()[-1].startswith("LOST [2] rank 2 did not come to an exchange of plain values: ")

@@ -1,7 +1,5 @@
 """The averager between real processes: what `averager_ranks.py` saved on four gloo ranks."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import averager_ranks
 
-from forked_ranks import run_on_ranks
+from forked_ranks import Forked, run_on_ranks
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.real
@@ -406,18 +404,17 @@ def after(t):
     if rank == 2 and t == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 try:
-    with Averager(model, optimizer, period=Constant(p=4), timeout=60, checkpoint={str(tmp_path)!r}):
+    with Averager(model, optimizer, period=Constant(p=4), timeout=600, checkpoint={str(tmp_path)!r}):
         train(model, optimizer, batches(rank, 12), after)
 except RankLostError as lost:
     print(lost.ranks, lost, flush=True)
     os._exit(0)
 """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", script, str(r)], stdout=subprocess.PIPE, text=True, env=environment)
-        for r in range(3)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in ranks]
+    (tmp_path / "killed.py").write_text(script)
+    ranks = [Forked(tmp_path / "killed.py", str(rank)) for rank in range(3)]
+    said = [rank.stdout.read() for rank in ranks]
+    for rank in ranks:
+        rank.close()
     for number in (0, 1):
         assert said[number].startswith("[2] rank 2 did not come to the averaging at step 8"), said[number]
         assert set(torch.load(tmp_path / f"rank-{number}.pt", weights_only=True)) == {"model", "optimizer", "averager"}
