@@ -1,12 +1,19 @@
-"""``late = "cut"`` on the simulated cluster: an update ends the stints under way and takes what is done."""
+"""``late = "cut"``: an update ends the stints under way and takes what is done; simulated, and on ranks of torch."""
 
+import sys
 from collections import Counter
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from torch_ranks import TASKS, Job, train_on_ranks
+
+from hemiola.errors import InputError
 from hemiola.lab.experiment import Experiment
 from hemiola.timing.delays import DelayStreams, parse_delay
 from hemiola.training import Training
@@ -177,3 +184,50 @@ def test_nothing_is_lost_or_doubled(name, deal):
         waiting = {(holder, epoch, unit) for epoch, _, units in queue["returned"] for unit in units}
         assert due <= set(visited) | waiting
         assert not waiting & set(visited)
+
+
+# ------------------------------------------------------------------------------------------------------ real ranks
+
+RANKS = {
+    "task": {"name": f"{TASKS}:small", "examples": 200},
+    "workers": 2,
+    "batch": 5,
+    "stop": {"updates": 12},
+    "optimizer": {"lr": 0.1, "momentum": 0.9},
+    "order": {"name": "cd-grab", "sketch": "fold:16"},
+    "shards": {"deal": "deck"},
+    "period": {"name": "constant", "p": 4},
+    "cluster": {"name": "torch", "device": "cpu", "delay": "constant(0.02)", "slow": {"1": 3.0}},
+}
+
+
+@pytest.mark.real
+@pytest.mark.timeout(600)
+def test_ranks_end_their_stints_where_the_update_does_not_wait_for_them(tmp_path):
+    """Steps of 20 and 60 ms: when rank 0 is through with its four, rank 1 is not, and comes after its present one."""
+    cut, graced, whole = train_on_ranks(
+        [
+            Job(RANKS | {"pace": {"name": "k-sync", "k": 1, "late": "cut"}}),
+            Job(RANKS | {"pace": {"name": "k-sync", "k": 1, "late": "cut", "grace": 1000.0}}),
+            Job(RANKS),
+        ],
+        2,
+        tmp_path / "ranks",
+    )
+    for first, second in (cut, graced, whole):
+        assert torch.equal(first.weights, second.weights)
+        assert first.counts == second.counts
+        assert first.updates == 12
+    used, dropped = (sum(map(sum, cut[0].counts[fate])) for fate in ("used", "cancelled"))
+    assert 12 * 20 < used < 12 * 40
+    assert used + dropped == 12 * 40
+    assert sum(map(sum, whole[0].counts["used"])) == 12 * 40
+    assert sum(map(sum, graced[0].counts["used"])) == 12 * 40  # the deadline is a minute away
+
+
+def test_other_paces_are_refused_on_torch():
+    for pace in ({"name": "k-batch-sync", "k": 1, "late": "cut"}, {"name": "k-sync", "k": 1}):
+        with pytest.raises(InputError, match=r"cuts the local steps of the late ones \(k-sync with late = 'cut'\)"):
+            Experiment(RANKS | {"pace": pace})
+    with pytest.raises(InputError, match="cuts the local steps"):
+        Experiment(RANKS | {"pace": {"name": "k-sync", "k": 1, "late": "cut"}, "period": "full"})

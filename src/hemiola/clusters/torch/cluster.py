@@ -4,14 +4,20 @@ Every rank runs the whole training loop. Queues, orders, periods and weights are
 them follow from the plan and from numbers that every rank gets in the same exchange; so every rank knows what every
 worker is asked to do, runs the stint of its own worker only, and builds the same `Update`. One exchange carries
 
-    [change, buffers (, optimizer memory)] and the notes [counts, loss, compute seconds, exchange seconds, stop, save],
+    [change, buffers (, optimizer memory)] and the notes [counts, loss, seconds, exchange seconds, steps, stop, save],
 
 a second one the sketches, where the order wants any. Whether to stop and when to write a checkpoint is decided by notes
 as well: a rank that acted on its own clock or signal would leave the others waiting for it.
+
+Collectives need everyone, so an update that does not wait for all cannot do without the others here; but it can cut
+their stints. Who is through says so in the job's store; who is not looks there after every step, and where the race
+is over it ends its stint and comes (``late = "cut"``). How many steps each has done is in the notes.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +26,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 from hemiola.clusters.look import Look
-from hemiola.clusters.merging import relative_weights, together
+from hemiola.clusters.merging import cut, relative_weights, together, units_of
 from hemiola.clusters.step_times import MeasuredTimes
-from hemiola.clusters.stints import Sketches, StintRunner
+from hemiola.clusters.stints import Finished, Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
 from hemiola.clusters.torch.group import gather, share
 from hemiola.clusters.torch.sketches import gather_sketches
 from hemiola.contracts import FOLLOWED, Directions, Pace, Period, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import moment_names, moments
+from hemiola.pace.race import Race
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import ring_bytes
@@ -38,6 +46,8 @@ from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
 
 KIND, VERSION = "torch-cluster", 2
+
+_RUNS = itertools.count()  # the same on every rank: keys in the store must not be those of a run before
 
 
 @dataclass
@@ -72,7 +82,7 @@ class CollectiveCluster:
     Args:
         work: Gives out stints and holds the weights.
         runner: Computes stints.
-        pace: Must wait for everyone.
+        pace: Must wait for everyone, or cut the stints of those that it does not wait for.
         period: Whether reports are gradients or changes of weights.
         exchange: How changes are sent.
         seed: Of the run.
@@ -119,6 +129,8 @@ class CollectiveCluster:
         self._exchange_seconds = 0.0
         self._drawn = 0
         self._measured = MeasuredTimes(self.workers)
+        self._race = None if pace.lockstep else Race(pace)
+        self._run_number = next(_RUNS)
 
     @property
     def now(self) -> float:
@@ -142,12 +154,16 @@ class CollectiveCluster:
 
     def collect(self) -> Update:
         """Run this rank's stint and merge it with everyone's."""
-        stints, wanted, mine, looks = self._stints()
-        notes = [mine.counts * self._weight(stints), mine.loss, mine.seconds, self._exchange_seconds]
+        asked, wanted, mine, looks = self._stints()
+        notes = [mine.counts * self._weight(asked, mine.steps), mine.loss, mine.seconds, self._exchange_seconds]
         with attended(f"update {self.mean.count + 1}"):
-            merged = self.mean(mine.change, mine.exact, [*notes, self.wishes.stop, self.wishes.checkpoint])
-        counts, losses, seconds, exchanged, stop, checkpoint = merged.notes.T
+            merged = self.mean(mine.change, mine.exact, [*notes, mine.steps, self.wishes.stop, self.wishes.checkpoint])
+        counts, losses, seconds, exchanged, steps, stop, checkpoint = merged.notes.T
         self.granted = Wishes(bool(stop.any()), bool(checkpoint.any()))
+        parts = [cut(stint, int(steps[stint.worker])) for stint in asked]
+        stints, rests = [done for done, _ in parts], [rest for _, rest in parts if rest.batches]
+        for rest in rests:
+            self.work.give_back(rest)
         good = [stint for stint in stints if counts[stint.worker]]
         began = time.perf_counter()
         sketches, sketch_bytes = self._exchange_sketches(stints, wanted, mine.sketches)
@@ -170,15 +186,20 @@ class CollectiveCluster:
             change=self._whole(merged.change, merged.exact) if good else None,
             seconds=self._seconds,
             spread=merged.spread if self.period.local else 0.0,
+            cancelled=rests,
             refused=[stint for stint in stints if not counts[stint.worker]],
             bytes_per_worker=merged.bytes + sketch_bytes + looks * ring_bytes(self.look.bytes, self.workers),
             idle_seconds=float((seconds.max() - seconds).sum()),
             durations=[float(seconds[stint.worker]) / len(stint.batches) for stint in stints],
+            waits=[math.inf if rest.batches else float(seconds[done.worker]) for done, rest in parts],
             spans=self._spans(stints, seconds, float(exchanged.min())),
         )
 
-    def _weight(self, stints: Sequence[Stint]) -> float:
-        """What this rank's change counts beside those of the ranks that count most."""
+    def _weight(self, stints: Sequence[Stint], steps: int) -> float:
+        """What this rank's change counts, after so many steps, beside those of the ranks that could count most."""
+        if self._race is not None and self.exchange.weighs == "work":  # nobody knows what the others have done
+            done = [units_of(cut(stint, steps)[0]) for stint in stints if stint.worker == self.rank]
+            return sum(done) / max(units_of(stint) for stint in stints)
         weights = relative_weights(stints, self.exchange.weighs)
         mine = [weight for stint, weight in zip(stints, weights, strict=True) if stint.worker == self.rank]
         return mine[0] / max(weights) if mine else 0.0
@@ -225,24 +246,49 @@ class CollectiveCluster:
         start = self.work.read(stint.version)
         if before.steps:
             start = start + torch.cat([before.change, before.exact[: self._buffers]])
-        if self.period.local:
+        if self._race is not None:
+            rows, finished = self._race_through(self._race, start, stint, began)
+        elif self.period.local:
             rows, finished = self.runner.changes([start], [stint], [wanted])
         else:
             rows, finished = self.runner.gradients([start], [stint], [wanted[0]])
         change, buffers = rows[0, :size], rows[0, size:]
-        self._sleep(len(stint.batches), began)
-        steps = before.steps + len(stint.batches)
+        done = len(finished.sketches[0])
+        self._sleep(done, began)
+        self._drawn += len(stint.batches)
+        steps = before.steps + done
         if before.steps:
             change, buffers = before.change + change, before.exact[: self._buffers] + buffers
         return _Mine(
             change,
             torch.cat([buffers, *(self._memory() if self._moments else [])]),
             float(finished.finite[0] and (before.counts or not before.steps)),
-            (before.loss * before.steps + finished.losses[0] * len(stint.batches)) / steps,
+            (before.loss * before.steps + finished.losses[0] * done) / steps,
             before.seconds + time.perf_counter() - began,
             before.sketches + finished.sketches[0],
             steps,
         )
+
+    def _race_through(self, race: Race, start: Tensor, stint: Stint, began: float) -> tuple[Tensor, Finished]:
+        """Local steps until the stint is through, or until the update does not wait for it any longer."""
+        store, key = _get_default_store(), f"hemiola/race/{self._run_number}/{self.mean.count}"
+        for worker in range(self.workers):
+            race.start(worker)
+
+        def after_step(index: int) -> bool:
+            self._sleep(index + 1, began)
+            if index + 1 == len(stint.batches):
+                store.add(key, 1)
+                return True
+            if time.perf_counter() - began < (self.pace.deadline() or 0.0):
+                return False
+            race.counted = store.add(key, 0)
+            deadline = race.deadline
+            return race.complete or (deadline is not None and time.perf_counter() - began >= deadline)
+
+        rows, finished = self.runner.changes([start], [stint], [self.work.wants_sketches(stint)], after_step)
+        race.close()
+        return rows, finished
 
     def _whole(self, change: Tensor, exact: Tensor) -> Tensor:
         """The merged vector as the loop wants it: parameters, then buffers."""
@@ -250,10 +296,9 @@ class CollectiveCluster:
         return whole * self.pace.weight(0, 0.0)
 
     def _sleep(self, steps: int, began: float) -> None:
-        """Let the stint last as long as drawn, the draws being those of the simulated cluster."""
+        """Let so many steps last as long as drawn, the draws being those of the simulated cluster."""
         if self.delays is not None:
             ends = began + self.delays.seconds(self.rank, self._drawn, steps)
-            self._drawn += steps
             time.sleep(max(0.0, ends - time.perf_counter()))
 
     def _pass_time(self, stints: Sequence[Stint], seconds: np.ndarray, exchanged: np.ndarray) -> None:
@@ -282,7 +327,8 @@ class CollectiveCluster:
         """Every worker's sketches, and the bytes this rank sent; nothing is sent where none are wanted."""
         units = {
             stint.worker: [
-                len(batch.units) if want else 0 for batch, want in zip(stint.batches, wanted[stint.worker], strict=True)
+                len(batch.units) if want else 0
+                for batch, want in zip(stint.batches, wanted[stint.worker], strict=False)
             ]
             for stint in stints
         }
@@ -294,7 +340,7 @@ class CollectiveCluster:
         found: dict[int, Sketches] = {}
         for worker, counts in units.items():
             pieces = torch.split_with_sizes(received[worker], counts)
-            found[worker] = tuple(rows if want else None for rows, want in zip(pieces, wanted[worker], strict=True))
+            found[worker] = tuple(rows if want else None for rows, want in zip(pieces, wanted[worker], strict=False))
         return found, sent
 
     def _agree_on_directions(self) -> None:

@@ -61,11 +61,12 @@ class TorchFactory(ClusterFactory):
 
     def check(self, period: Period, pace: Pace, exchange: Exchange) -> None:
         """Refuse what collectives cannot do."""
-        if not pace.lockstep:
+        cuts = pace.cancels and pace.idles and pace.late == "cut" and period.local
+        if not (pace.lockstep or cuts):
             raise InputError(
                 "cluster.name: 'torch' exchanges by collectives, which need every worker, so every update waits for "
-                "all of them (k-sync or k-async with k = workers); use 'ray' for other paces on real machines, or "
-                "'simulated'"
+                "all of them (k-sync or k-async with k = workers), or cuts the local steps of the late ones (k-sync "
+                "with late = 'cut'); use 'ray' for other paces on real machines, or 'simulated'"
             )
         if exchange.overlap != 0:
             raise InputError(
