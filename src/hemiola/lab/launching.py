@@ -97,11 +97,11 @@ def launch_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connectio
     tell(ended)
 
 
-def train_on_ranks(cell: Cell, data: Path | None) -> Result | None:
-    """Train a cell in processes of its own and keep nothing but its result."""
+def train_on_ranks(cell: Cell, data: Path | None, tell: Tell = lambda message: None) -> Result | None:
+    """Train a cell in processes of its own and keep nothing but its result; ``tell`` hears how far it is."""
     with tempfile.TemporaryDirectory(prefix="hemiola-") as name:
         folder = CellFolder.of(cell, Path(name))
-        run_ranks(cell, folder, data, lambda message: None, lambda: False)
+        run_ranks(cell, folder, data, tell, lambda: False)
         result = folder.result(lambda: module_of(cell, data))
         if result is None or result.trained is None:
             return None

@@ -101,17 +101,17 @@ class Display:
 
     def started(self, cell: Cell) -> None:
         """A cell begins."""
-        row = None if self._bars is None else self._bars.add_task(_label(cell), total=1.0, detail="")
+        row = None if self._bars is None else self._bars.add_task(label(cell), total=1.0, detail="")
         self._running[id(cell)] = _Running(row=row)
 
     def heard(self, cell: Cell, message: dict[str, Any]) -> None:
         """A cell tells where it is, or has a note or a warning for the user."""
         if "note" in message:
-            self.say(f"{_label(cell)}: {message['note']}")
+            self.say(f"{label(cell)}: {message['note']}")
         elif "warning" in message:
             if message["warning"] not in self._warned:  # Cells that run alike warn alike.
                 self._warned.add(message["warning"])
-                self.say(f"{_label(cell)}: {message['warning']}")
+                self.say(f"{label(cell)}: {message['warning']}")
         else:
             self._moved(cell, message)
 
@@ -151,7 +151,7 @@ class Display:
         else:
             said = "stopped; its state is saved"
         left = "" if self._bars is not None or not self._left() else f"; {self._left()}"
-        self._line(f"[{self.estimate.done}/{self.estimate.total}] {_label(cell)}: {said}{left}")
+        self._line(f"[{self.estimate.done}/{self.estimate.total}] {label(cell)}: {said}{left}")
 
     def _count(self) -> None:
         """What is done of everything: finished cells, and the part of each running one that is done."""
@@ -169,7 +169,8 @@ class Display:
             self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def _label(cell: Cell) -> str:
+def label(cell: Cell) -> str:
+    """A cell's name in lines of progress."""
     point = "".join(f" {key.split('.')[-1]}={value}" for key, value in cell.point.items())
     return f"{cell.run}{point} seed {cell.seed}"
 

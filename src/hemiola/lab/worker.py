@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,10 @@ def work_on(cell: Cell, folder: CellFolder, data: Path | None, pipe: Connection)
 
 
 def train_cell(
-    cell: Cell, data: Path | None, folder: CellFolder | None = None, watch: CellWatch | None = None
+    cell: Cell,
+    data: Path | None,
+    folder: CellFolder | None = None,
+    watch: CellWatch | Callable[[Training], bool] | None = None,
 ) -> Result | None:
     """Train one cell to its end; returns None when it was told to stop.
 
@@ -125,7 +129,7 @@ def train_cell(
             plan, make_cluster = cell.plan(data)
             training = Training(plan, make_cluster)
             try:
-                if folder is not None and watch is not None:
+                if folder is not None and isinstance(watch, CellWatch):
                     if (state := folder.load_checkpoint(watch.note)) is not None:
                         go_on(training, state)
                     watch.cadence = Cadence.of(make_cluster, training.version)

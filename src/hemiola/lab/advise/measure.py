@@ -24,6 +24,9 @@ from hemiola.clusters.torch.group import Place, gather, join, leave
 from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
 from hemiola.files import write_whole
+from hemiola.pace.laws import Empirical
+from hemiola.timing.delays import Delay
+from hemiola.timing.traces import read_trace
 
 STEPS = 60
 WARM_UP = 5
@@ -118,11 +121,31 @@ def read_measured(path: Path) -> ClusterFacts:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         measured = ClusterFacts(**found)
-        short = [worker for worker, times in enumerate(measured.step_seconds) if len(times) < FEWEST]
+        counts = [len(times) for times in measured.step_seconds]
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path}: not a file that `hemiola measure` wrote: {error}") from None
-    if short or not measured.step_seconds:
-        raise InputError(
-            f"{path}: at least {FEWEST} steps of every worker are needed, worker {short[0] if short else 0} has fewer"
-        )
+    _refuse_few(counts, path)
     return measured
+
+
+def read_times(path: Path) -> ClusterFacts:
+    """Step times from a trace, or from the ``log.jsonl`` of a run on real machines."""
+    trace = read_trace(path)
+    by_worker = [times.tolist() for times in trace.by_worker()] or [list(trace.seconds)]
+    _refuse_few([len(times) for times in by_worker], path)
+    return ClusterFacts(by_worker)
+
+
+def refuse_short_trace(delay: Delay) -> None:
+    """Refuse a trace that is too short to tell how long steps take; a law of a formula always tells."""
+    if delay.own is not None:
+        _refuse_few([len(times) for times in delay.own.times], delay.law)
+    elif delay.name == "trace" and isinstance(delay.scipy, Empirical):
+        _refuse_few([len(delay.scipy.values)], delay.law)
+
+
+def _refuse_few(steps: list[int], path: Path | str) -> None:
+    few = [worker for worker, count in enumerate(steps) if count < FEWEST]
+    if few or not steps:
+        has = f"worker {few[0]} has {steps[few[0]]}" if few else "there is no worker"
+        raise InputError(f"{path}: at least {FEWEST} steps of every worker are needed, {has}")

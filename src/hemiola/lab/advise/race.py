@@ -1,14 +1,14 @@
 """The race: candidates train the task itself, under the virtual clock, with real gradients.
 
-1. **The course.** The ordinary way at several learning rates, for a few epochs. Its best end is the target, unless one
-   is given, and the cluster seconds it took are the course's length.
-2. **Heats.** Every candidate at every rate over an eighth of the course; the two best rates go on, the one that ends at
-   the edge of the grid is tried further out.
-3. **The race.** Each candidate at its rates until it is below the target for good, or as long as ordinary training
-   needed.
+1. **The course.** The ordinary way at several learning rates, the best two with a second seed. What it settles below
+   is the target, unless one is given; the cluster seconds it took are the course's length.
+2. **Heats.** Every candidate over an eighth of the course, from the ordinary rate up or down for as long as that helps.
+   The best few go on, with and without an order, which pays late.
+3. **The race.** Each of them at the rate that was best there, and at smaller ones for as long as that helps, until it
+   is below the target for good or far behind; then the leaders with a second seed. The two seeds choose the rate.
 4. **The final.** The fastest few and the ordinary way with more seeds: how sure is the order at the finish?
 
-Seeds share shards, delays and noise, so candidates are compared seed by seed. A step that diverges is out. What is
+Seeds share shards, delays and noise, so candidates are compared seed by seed. A rate that diverges is out. What is
 measured is the advice: there is no model of convergence in between that could be wrong.
 """
 
@@ -16,120 +16,70 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
+from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
-from hemiola.lab.advise.advice import CLEAR, Advice, Candidate
-from hemiola.lab.advise.candidates import ORDINARY, candidates
+from hemiola.lab.advise.advice import Advice, verdict
+from hemiola.lab.advise.candidates import ADAPTIVE_RATES, ORDINARY, Table, candidates, without_order
+from hemiola.lab.advise.laps import Clock, Lap, LapTrace, run_lap
+from hemiola.lab.advise.measure import refuse_short_trace
 from hemiola.lab.experiment import Experiment
-from hemiola.lab.report.paired import Interval, interval
-from hemiola.training import Training
+from hemiola.timing.delays import parse_delay
 
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the task's own
+COURSES = 100  # what a race costs, in ordinary runs over the course
+PROBE = 0.05  # of the course, to know what it costs
 HEAT = 1 / 8  # of the course
 EVALUATIONS = 60  # along the course
-FINALISTS = 4
+EXAMPLES = 4096  # training examples of an evaluation at most
+TRIES = 4  # rates of a candidate in the heats
+KEPT = 5  # candidates that the heats let through, beside those that add an order
+BEHIND = 1.5  # who needs so many times as long as the last finalist is out
+LEADERS = 8  # of the race, that run with a second seed
+FINALISTS = 3
 SEEDS = (0, 1, 2, 3, 4)
+SHARES = {"course": 0.35, "heats": 0.55, "race": 0.8, "final": 1.0}  # of the minutes, by when a stage has to end
+ADAM_RATE = 1e-3  # tasks name rates of SGD
 
 Say = Callable[[str], None]
+Arm = tuple[str, float]  # a candidate at a rate
 
 
 @dataclass(frozen=True)
-class Lap:
-    """One training on the course, asked for.
+class Question:
+    """What the advice is wanted for; see `advise`."""
 
-    Attributes:
-        name, table, lr, seed: Who runs, at which rate.
-        given: The rest of the experiment.
-        seconds: Cluster seconds to run at most; None to run ``epochs``.
-        epochs: See ``seconds``.
-        target: Where it may stop.
-        data, base: Where data and relative paths are.
-    """
-
-    name: str
-    table: dict[str, Any]
-    lr: float
-    seed: int
-    given: dict[str, Any]
-    seconds: float | None
-    epochs: float
-    target: float
-    data: Path | None
-    base: Path
-
-
-@dataclass(frozen=True)
-class LapTrace:
-    """What a lap saw: cluster seconds, epochs, bytes and training loss at every evaluation."""
-
-    lap: Lap
-    seconds: list[float]
-    epochs: list[float]
-    megabytes: list[float]
-    losses: list[float]
+    task: Any
+    workers: int = 8
+    delay: str = "constant(1)"
+    link: Mapping[str, str] | None = None
+    batch: int | None = None
+    target: float | None = None
+    epochs: float = 10.0
+    given: Mapping[str, Any] = field(default_factory=dict)
+    data: Path | None = None
+    base: Path = field(default_factory=Path)
 
     @property
-    def end(self) -> float:
-        """Mean loss along the last tenth; infinite where it diverged."""
-        last = self.losses[-max(1, len(self.losses) // 10) :]
-        return fmean(last) if all(map(math.isfinite, last)) else math.inf
+    def experiment(self) -> dict[str, Any]:
+        """The keys of an experiment file that all candidates share."""
+        cluster: dict[str, Any] = {"name": "simulated", "delay": self.delay}
+        if self.link is not None:
+            cluster["link"] = dict(self.link)
+        found = {"task": self.task, "workers": self.workers, "cluster": cluster, **self.given}
+        return found if self.batch is None else {**found, "batch": self.batch}
 
-    def arrival(self, target: float) -> int | None:
-        """The first evaluation from which on the loss stays below the target."""
-        arrived = None
-        for number, loss in enumerate(self.losses):
-            if not loss <= target:
-                arrived = None
-            elif arrived is None:
-                arrived = number
-        return arrived
-
-
-def run_lap(lap: Lap) -> LapTrace:
-    """Train one candidate."""
-    torch.set_num_threads(1)
-    stop = {"epochs": lap.epochs} if lap.seconds is None else {"seconds": lap.seconds}
-    length = next(iter(stop.values()))
-    every = {"every_epochs" if lap.seconds is None else "every_seconds": length / EVALUATIONS}
-    given = {
-        **lap.given,
-        "stop": stop,
-        "evaluate": {**lap.given.get("evaluate", {}), **every},
-        "seeds": [lap.seed],
-        **lap.table,
-        "optimizer": {**lap.given.get("optimizer", {}), "lr": lap.lr},
-    }
-    (cell,) = Experiment(given, lap.base).cells
-    with torch.random.fork_rng(devices=[]):
-        plan, make_cluster = cell.plan(lap.data)
-        training = Training(plan, make_cluster)
-        try:
-            training.run(lambda each: not _through(each, lap.target))
-        finally:
-            training.close()
-    records = training.records
-    return LapTrace(
-        lap,
-        [each["seconds"] for each in records],
-        [each["epochs"] for each in records],
-        [each["bytes_per_worker"] / 1e6 for each in records],
-        [each["train_loss"] if each["train_loss"] is not None else math.inf for each in records],
-    )
-
-
-def _through(training: Training, target: float) -> bool:
-    """Below the target at the last three evaluations: what comes after tells nothing about when it was reached."""
-    last = training.records[-3:]
-    return len(last) == 3 and all(each["train_loss"] <= target for each in last)
+    @property
+    def optimizer(self) -> dict[str, Any]:
+        """The optimizer's table."""
+        given = self.given.get("optimizer", {})
+        return {"name": given} if isinstance(given, str) else dict(given)
 
 
 def advise(
@@ -147,6 +97,7 @@ def advise(
     data: Path | None = None,
     base: Path | None = None,
     say: Say | None = None,
+    clock: Clock = "wall",
 ) -> Advice:
     """Race the candidates and say which to use.
 
@@ -158,215 +109,335 @@ def advise(
         batch: Examples per worker per step; the task's by default.
         target: Training loss to race to; by default what ordinary training reaches in ``epochs``.
         epochs: Length of the ordinary run that sets the course.
-        minutes: Wall time to spend; what is not run by then is left out, and said.
+        minutes: Time to spend: the course is made shorter where it would not do, and what is not run by then is left
+            out; both are said.
         jobs: Processes side by side.
         given: More keys of an experiment file, such as an optimizer's momentum.
         data: Folder of the data sets.
         base: Folder that relative paths start from.
         say: Called with a line of progress now and then.
+        clock: What minutes are counted by: the wall, or the processor (of all processes, divided by ``jobs``) on a
+            machine that is busy with other things.
     """
-    return _Race(task, workers, delay, link, batch, target, epochs, minutes, jobs, given, data, base, say).run()
+    if minutes <= 0:
+        raise InputError(f"minutes must be above 0, got {minutes:g}")
+    if epochs <= 0:
+        raise InputError(f"epochs must be above 0, got {epochs:g}")
+    question = Question(
+        task, workers, delay, link, batch, target, epochs, given or {}, data, (base or Path()).absolute()
+    )
+    return Race(question, minutes, jobs, say or (lambda _: None), clock).run()
 
 
-class _Race:
-    def __init__(
-        self,
-        task: str | dict[str, Any],
-        workers: int,
-        delay: str,
-        link: Mapping[str, str] | None,
-        batch: int | None,
-        target: float | None,
-        epochs: float,
-        minutes: float,
-        jobs: int,
-        given: Mapping[str, Any] | None,
-        data: Path | None,
-        base: Path | None,
-        say: Say | None,
-    ) -> None:
-        if minutes <= 0:
-            raise InputError(f"minutes must be above 0, got {minutes:g}")
-        cluster: dict[str, Any] = {"name": "simulated", "delay": delay}
-        self.assumed = []
-        if link is None:
+class Race:
+    """One race.
+
+    Attributes:
+        assumed: What was not given, and what had to be left out, in words.
+        tables: The candidates.
+    """
+
+    def __init__(self, question: Question, minutes: float, jobs: int, say: Say, clock: Clock) -> None:
+        self.question, self.minutes, self.jobs, self.say, self.clock = question, minutes, jobs, say, clock
+        self.began, self.computed = time.monotonic(), 0.0
+        self.assumed: list[str] = []
+        self.epochs, self.course, self.target = (
+            question.epochs,
+            math.inf,
+            -math.inf,
+        )  # until the first stages know better
+        if question.link is None:
             self.assumed.append("messages cost nothing, because no link was given")
-        else:
-            cluster["link"] = dict(link)
-        self.given: dict[str, Any] = {"task": task, "workers": workers, "cluster": cluster, **(given or {})}
-        if batch is not None:
-            self.given["batch"] = batch
-        self.task, self.workers, self.delay, self.link = task, workers, delay, link
-        self.target, self.epochs, self.minutes, self.jobs = target, epochs, minutes, jobs
-        self.data, self.base, self.say = data, (base or Path()).absolute(), say or (lambda _: None)
-        self.tables = candidates(workers)
-        self.began = time.monotonic()
-        Experiment({**self.given, "run": [{"name": name, **table} for name, table in self.tables.items()]}, self.base)
+        self.given = question.experiment
+        self.tables: dict[str, Table] = candidates(
+            question.workers, link=question.link is not None, optimizer=str(question.optimizer.get("name", "SGD"))
+        )
+        refuse_short_trace(parse_delay(question.delay, question.base))
+        Experiment(
+            {**self.given, "run": [{"name": name, **table} for name, table in self.tables.items()]}, question.base
+        )
 
     def run(self) -> Advice:
+        """All stages."""
+        (cell,) = Experiment(self.given, self.question.base).cells
+        task = cell.task(self.question.data)
+        self._evaluate_on_few(task)
         context = get_context("forkserver")
-        context.set_forkserver_preload(["hemiola.lab.advise.race"])
+        context.set_forkserver_preload(["hemiola.lab.advise.laps"])
         with ProcessPoolExecutor(self.jobs, mp_context=context) as pool:
             self.pool = pool
-            course, target = self._course()
-            rates = self._heats(course, target)
-            finished = self._race(course, target, rates)
-            return self._final(course, target, finished)
+            self.epochs = self._affordable(self._own_rate(task))
+            rate = self._course(self._own_rate(task))
+            heats = self._heats(rate)
+            arms = self._race(heats)
+            return self._final(arms)
 
     # ---------------------------------------------------------------------------------------------------- the stages
 
-    def _course(self) -> tuple[float, float]:
-        """Length in cluster seconds, and the target."""
-        base = self._own_rate()
-        laps = [self._lap(ORDINARY, base * factor, 0, None, -math.inf) for factor in RATES]
-        traces = [each for each in self._run(laps) if math.isfinite(each.end)]
-        if not traces:
-            raise InputError(
-                f"ordinary training diverges at every learning rate from {base * RATES[0]:g} to {base * RATES[-1]:g}; "
-                "give the task another lr"
-            )
-        best = min(traces, key=lambda each: each.end)
-        if self.target is None:
-            return best.seconds[-1], best.end * (1 + 1e-9)
-        arrivals = [(each.seconds[at], each) for each in traces if (at := each.arrival(self.target)) is not None]
-        if not arrivals:
-            raise InputError(
-                f"ordinary training does not reach a training loss of {self.target:g} in {self.epochs:g} epochs, it "
-                f"comes to {best.end:.4g}: give a target above that, or more epochs"
-            )
-        return min(seconds for seconds, _ in arrivals), self.target
+    def _affordable(self, rate: float) -> float:
+        """Ordinary epochs of the course, as many as the minutes allow."""
+        epochs = self.question.epochs
+        probe = self._lap(ORDINARY, rate, 0, -math.inf, epochs=PROBE * epochs)
+        self.say("ordinary training, at several learning rates")
+        (trace,) = self._run([probe], "course")
+        if self.question.target is not None:
+            return epochs
+        share = 60 * self.minutes * self.jobs / (COURSES * trace.training / PROBE)
+        if share >= 1:
+            return epochs
+        shorter = float(f"{max(share * epochs, 1e-3):.2g}")
+        self.assumed.append(
+            f"a run of {shorter:g} epochs tells what one of {epochs:g} would, because that is what {self.minutes:g} "
+            f"minutes allow; ask for {math.ceil(self.minutes / share)} minutes otherwise"
+        )
+        return shorter
 
-    def _heats(self, course: float, target: float) -> dict[str, list[float]]:
-        """The two best rates of every candidate over the first part of the course."""
-        base = self._own_rate()
-        self.say(f"target: training loss {target:.4g}; ordinary training needs {course:.4g} cluster seconds")
-        laps = [self._lap(name, base * factor, 0, HEAT * course, target) for name in self.tables for factor in RATES]
+    def _course(self, base: float) -> float:
+        """Sets the target and the length in cluster seconds; returns the ordinary rate."""
+        good = self._ordinary_rates(base)
+        again = [self._lap(ORDINARY, trace.lap.lr, 1, -math.inf, epochs=self.epochs) for trace in good[:2]]
+        by_rate = {trace.lap.lr: [trace] for trace in good[:2]}
+        for trace in self._run(again, "course"):
+            by_rate[trace.lap.lr].append(trace)
+        best = min(by_rate.values(), key=lambda traces: fmean(trace.end for trace in traces))
+        self._set_target(best, good)
+        self.say(f"target: training loss {self.target:.4g}; ordinary training needs {self.course:.4g} cluster seconds")
+        return best[0].lap.lr
+
+    def _ordinary_rates(self, base: float) -> list[LapTrace]:
+        """Ordinary laps at every rate that does not diverge, the best first."""
+        found: dict[float, LapTrace] = {}
+        ends: dict[float, float] = {}
+        for rates in _climb(base, ends, 2 * TRIES):
+            laps = [self._lap(ORDINARY, rate, 0, -math.inf, epochs=self.epochs) for rate in rates]
+            traces = self._run(laps, "course")
+            if len(traces) < len(laps) or any(trace.given_up for trace in traces):
+                raise InputError(
+                    f"{self.minutes:g} minutes are too short for ordinary training of {self.epochs:g} epochs at "
+                    "several learning rates: give more minutes or fewer epochs"
+                )
+            found.update({trace.lap.lr: trace for trace in traces})
+            ends.update({rate: trace.end for rate, trace in found.items()})
+        good = [trace for trace in found.values() if math.isfinite(trace.end)]
+        if not good:
+            raise InputError(
+                f"ordinary training diverges at every learning rate from {min(ends):g} to {max(ends):g}; "
+                "give the optimizer another lr"
+            )
+        return sorted(good, key=lambda trace: trace.end)
+
+    def _set_target(self, best: list[LapTrace], all_rates: list[LapTrace]) -> None:
+        given = self.question.target
+        if given is None:
+            self.target, self.course = max(trace.settled for trace in best), best[0].points[-1].seconds
+            return
+        fastest = min(trace.seconds_to(given) for trace in [*best, *all_rates])
+        if fastest == math.inf:
+            raise InputError(
+                f"ordinary training does not reach a training loss of {given:g} in {self.epochs:g} epochs, it "
+                f"comes to {best[0].end:.4g}: give a target above that, or more epochs"
+            )
+        self.target, self.course = given, fastest
+
+    def _heats(self, ordinary_rate: float) -> dict[str, float]:
+        """The candidates that go on, each with its best rate over the first part of the course; the best first."""
         ends: dict[str, dict[float, float]] = {name: {} for name in self.tables}
-        for trace in self._run(laps):
-            ends[trace.lap.name][trace.lap.lr] = trace.end
-        found: dict[str, list[float]] = {}
-        for name, results in ends.items():
-            good = sorted((rate for rate in results if math.isfinite(results[rate])), key=lambda rate: results[rate])
-            if good:
-                found[name] = good[:2]
-        return found
-
-    def _race(self, course: float, target: float, rates: Mapping[str, list[float]]) -> dict[str, list[LapTrace]]:
-        """Each candidate's laps over the whole course, the best first."""
-        laps = [self._lap(name, rate, 0, 1.5 * course, target) for name in rates for rate in rates[name]]
-        found: dict[str, list[LapTrace]] = {}
-        for trace in self._run(laps):
-            found.setdefault(trace.lap.name, []).append(trace)
-        for traces in found.values():
-            traces.sort(key=lambda each: _time_to(each, target))
-        missing = [name for name in self.tables if name not in found]
+        climbs = {name: _climb(ordinary_rate, ends[name], TRIES, both=False) for name in self.tables}
+        while climbs:
+            laps = []
+            for name in list(climbs):
+                rates = next(climbs[name], [])
+                laps += [self._lap(name, rate, 0, self.target, seconds=HEAT * self.course) for rate in rates]
+                if not rates:
+                    del climbs[name]
+            found = self._run(laps, "heats")
+            for trace in found:
+                ends[trace.lap.name][trace.lap.lr] = trace.end
+            if len(found) < len(laps):
+                break
+        rates = {name: min(tried, key=tried.__getitem__) for name, tried in ends.items() if tried}
+        best = {name: ends[name][rate] for name, rate in rates.items()}
+        ranked = sorted((name for name in best if math.isfinite(best[name])), key=best.__getitem__)
+        through = {ORDINARY, *list(dict.fromkeys(map(without_order, ranked)))[:KEPT]}
+        self.say(
+            f"after {HEAT * self.course:.4g} cluster seconds: "
+            + ", ".join(f"{name!r} {best[name]:.4g}" for name in ranked[:KEPT])
+        )
+        missing = [name for name in self.tables if name not in ranked]
         if missing:
-            self.assumed.append(f"nothing of {', '.join(missing)}, for want of time or because they diverge")
+            self.assumed.append(
+                f"nothing is gained by {', '.join(missing)}: they diverge, or there was no time for them"
+            )
+        return {ORDINARY: ordinary_rate} | {name: rates[name] for name in ranked if without_order(name) in through}
+
+    def _race(self, heats: Mapping[str, float]) -> dict[Arm, dict[int, LapTrace]]:
+        """Each candidate's laps to the target, by rate and seed."""
+        found: dict[Arm, dict[int, LapTrace]] = {}
+
+        def seconds(arm: Arm) -> float:
+            return _score(found.get(arm, {}), self.target)
+
+        def laps(arms: Iterable[Arm], seed: int) -> Iterator[Lap]:
+            for name, rate in arms:
+                finished = sorted({arm[0]: seconds(arm) for arm in sorted(found, key=seconds, reverse=True)}.values())
+                last = finished[FINALISTS] if len(finished) > FINALISTS else math.inf
+                limit = 1.5 * self.course if name == ORDINARY else min(1.5 * self.course, BEHIND * last)
+                yield self._lap(name, rate, seed, self.target, seconds=limit)
+
+        def note(trace: LapTrace) -> None:
+            if not trace.given_up or trace.arrival(self.target):
+                found.setdefault((trace.lap.name, trace.lap.lr), {})[trace.lap.seed] = trace
+
+        self._run(laps(heats.items(), 0), "race", note)
+        falling = {name: rate for name, rate in heats.items() if (name, rate) in found}
+        while falling:  # a rate that is best at first is often too large later
+            falling = {name: rate / 2 for name, rate in falling.items()}
+            self._run(laps(falling.items(), 0), "race", note)
+            falling = {
+                name: rate for name, rate in falling.items() if seconds((name, rate)) < seconds((name, 2 * rate))
+            }
+        leaders = sorted((arm for arm in found if arm[0] != ORDINARY), key=seconds)[:LEADERS]
+        ordinary = sorted((arm for arm in found if arm[0] == ORDINARY), key=seconds)[:2]
+        self._run(laps([*ordinary, *leaders], 1), "race", note)
         return found
 
-    def _final(self, course: float, target: float, found: dict[str, list[LapTrace]]) -> Advice:
-        ranked = sorted(found, key=lambda name: _time_to(found[name][0], target))
-        finalists = list(dict.fromkeys([*ranked[:FINALISTS], ORDINARY]))
-        laps = [
-            self._lap(name, found[name][0].lap.lr, seed, 3 * course, target)
-            for seed in SEEDS[1:]
-            for name in finalists
-            if name in found
-        ]
-        by_seed: dict[str, dict[int, LapTrace]] = {name: {0: traces[0]} for name, traces in found.items()}
-        for trace in self._run(laps):
-            by_seed[trace.lap.name][trace.lap.seed] = trace
+    def _final(self, found: dict[Arm, dict[int, LapTrace]]) -> Advice:
+        def rank(arm: Arm) -> tuple[bool, float]:
+            traces = found[arm]
+            return 1 not in traces, _score(traces, self.target)
+
+        best: dict[str, Arm] = {}
+        for arm in sorted(found, key=rank):
+            best.setdefault(arm[0], arm)
+        if ORDINARY not in best:
+            raise InputError(
+                f"{self.minutes:g} minutes are too short to see ordinary training arrive: give more minutes or fewer "
+                "epochs"
+            )
+        ranked = sorted(best, key=lambda name: rank(best[name]))
+        finalists = list(dict.fromkeys([ORDINARY, *ranked[:FINALISTS]]))
+        self.say("final: " + ", ".join(f"{name!r} at lr {best[name][1]:g}" for name in finalists))
+        laps = []
+        for seed in SEEDS[1:]:
+            for name in finalists:
+                if seed not in found[best[name]]:
+                    expected = _score(found[best[name]], self.target)
+                    laps.append(
+                        self._lap(name, best[name][1], seed, self.target, seconds=3 * self.course, expected=expected)
+                    )
+        by_seed = {name: dict(found[arm]) for name, arm in best.items()}
+        for trace in self._run(laps, "final"):
+            if not trace.given_up:
+                by_seed[trace.lap.name][trace.lap.seed] = trace
         shared = set.intersection(*(set(by_seed[name]) for name in finalists))
-        by_seed = {
-            name: {seed: trace for seed, trace in traces.items() if name not in finalists or seed in shared}
-            for name, traces in by_seed.items()
-        }
-        return self._advice(target, by_seed, finalists)
-
-    def _advice(self, target: float, by_seed: dict[str, dict[int, LapTrace]], finalists: list[str]) -> Advice:
-        times = {
-            name: {seed: _time_to(trace, target) for seed, trace in traces.items()} for name, traces in by_seed.items()
-        }
-        every = sorted(
-            (self._candidate(name, by_seed[name], times, target) for name in by_seed), key=lambda each: each.seconds
-        )
-        named = {each.name: each for each in every}
-        ordinary = named[ORDINARY]
-        best = next((each for each in every if each.name in finalists), ordinary)
-        clear = best.speedup is not None and best.speedup.low > 1 and best.speedup.mean >= CLEAR
-        if not clear:
-            best = ordinary
-        seeds = sorted(times[best.name])
-        won = [all(times[best.name][s] <= times[name][s] for name in finalists) for s in seeds]
-        ratios = [times[ORDINARY][s] / times[best.name][s] for s in seeds]
-        link = "free" if self.link is None else ", ".join(f"{key} {value}" for key, value in self.link.items())
-        name = self.task if isinstance(self.task, str) else str(self.task.get("name"))
-        return Advice(
-            task=name,
-            workers=self.workers,
-            delay=self.delay,
-            link=link,
-            target=target,
-            best=best,
-            ordinary=ordinary,
-            candidates=every,
-            sure=fmean(map(float, won)),
-            worst=min(ratios),
-            assumed=self.assumed,
-            minutes=(time.monotonic() - self.began) / 60,
-        )
-
-    def _candidate(
-        self, name: str, traces: dict[int, LapTrace], times: Mapping[str, Mapping[int, float]], target: float
-    ) -> Candidate:
-        arrivals = {seed: trace.arrival(target) for seed, trace in traces.items()}
-        reached = all(at is not None for at in arrivals.values())
-        at = {seed: number for seed, number in arrivals.items() if number is not None}
-        ratios = [times[ORDINARY][seed] / times[name][seed] for seed in traces if seed in times[ORDINARY]]
-        finite = [math.log(ratio) for ratio in ratios if 0 < ratio < math.inf]
-        speedup = interval(finite) if reached and len(finite) == len(traces) >= 3 else None
-        return Candidate(
-            name=name,
-            table=self.tables[name],
-            lr=traces[0].lap.lr,
-            seconds=fmean(times[name].values()) if reached else math.inf,
-            epochs=fmean(traces[seed].epochs[number] for seed, number in at.items()) if reached else math.inf,
-            megabytes=fmean(traces[seed].megabytes[number] for seed, number in at.items()) if reached else math.inf,
-            speedup=None if speedup is None else _as_ratio(speedup),
-            seeds=len(traces),
-            loss=fmean(trace.end for trace in traces.values()),
+        for name in finalists:
+            by_seed[name] = {seed: by_seed[name][seed] for seed in sorted(shared)}
+        if len(shared) < len(SEEDS):
+            self.assumed.append(f"{len(shared)} seeds are enough, because there was no time for {len(SEEDS)}")
+        others = {arm: _score(traces, self.target) for arm, traces in found.items()}
+        return verdict(
+            self.given,
+            self.target,
+            {name: (self.tables[name], traces) for name, traces in by_seed.items() if traces},
+            finalists,
+            others,
+            self.assumed,
+            self.spent() / 60,
         )
 
     # ------------------------------------------------------------------------------------------------------- running
 
-    def _own_rate(self) -> float:
-        optimizer = self.given.get("optimizer", {})
-        if isinstance(optimizer, dict) and "lr" in optimizer:
-            return float(optimizer["lr"])
-        (cell,) = Experiment(self.given, self.base).cells
-        return cell.task(self.data).lr
+    def spent(self) -> float:
+        """Seconds of the clock that counts."""
+        return time.monotonic() - self.began if self.clock == "wall" else self.computed / self.jobs
 
-    def _lap(self, name: str, lr: float, seed: int, seconds: float | None, target: float) -> Lap:
-        return Lap(name, self.tables[name], lr, seed, self.given, seconds, self.epochs, target, self.data, self.base)
+    def _own_rate(self, task: TaskLike) -> float:
+        table = self.question.optimizer
+        if "lr" in table:
+            return float(table["lr"])
+        return ADAM_RATE if table.get("name") in ADAPTIVE_RATES else task.lr
 
-    def _run(self, laps: list[Lap]) -> list[LapTrace]:
-        """The laps' traces, in their order; what is not begun when the time is over is left out."""
-        deadline = self.began + 60 * self.minutes
-        pending = [(lap, self.pool.submit(run_lap, lap)) for lap in laps]
-        found = []
-        for lap, future in pending:
-            if time.monotonic() > deadline and future.cancel():
-                continue
-            found.append(future.result())
-            self.say(f"{lap.name} at lr {lap.lr:g}, seed {lap.seed}: loss {found[-1].end:.4g}")
-        return found
+    def _evaluate_on_few(self, task: TaskLike) -> None:
+        if len(task.train) > EXAMPLES and "train_examples" not in self.given.get("evaluate", {}):
+            self.given["evaluate"] = {**self.given.get("evaluate", {}), "train_examples": EXAMPLES}
+            self.assumed.append(f"the loss on {EXAMPLES} of the {len(task.train)} training examples is that on all")
+
+    def _lap(
+        self,
+        name: str,
+        lr: float,
+        seed: int,
+        target: float,
+        *,
+        epochs: float | None = None,
+        seconds: float = math.inf,
+        expected: float = math.inf,
+    ) -> Lap:
+        """A lap over so many epochs or cluster seconds; ``expected`` is when it will probably arrive."""
+        length = seconds if epochs is None else epochs
+        course = min(self.course, seconds, 2 * expected) if epochs is None else self.epochs
+        return Lap(
+            name,
+            self.tables[name],
+            lr,
+            seed,
+            self.given,
+            "seconds" if epochs is None else "epochs",
+            length,
+            course / EVALUATIONS,
+            target,
+            max(60 * self.minutes - self.spent(), 0.0),
+            self.clock,
+            self.question.data,
+            self.question.base,
+        )
+
+    def _run(
+        self, laps: Iterable[Lap], stage: str, note: Callable[[LapTrace], None] = lambda _: None
+    ) -> list[LapTrace]:
+        """The laps' traces; each is asked for when a process is free, and none once the stage's time is over."""
+        found, running, coming = [], set[Future[LapTrace]](), iter(laps)
+        while True:
+            while len(running) < self.jobs and self.spent() < 60 * self.minutes * SHARES[stage]:
+                lap = next(coming, None)
+                if lap is None:
+                    break
+                running.add(self.pool.submit(run_lap, lap))
+            if not running:
+                return found
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                trace = future.result()
+                self.computed += trace.processor
+                found.append(trace)
+                note(trace)
 
 
-def _as_ratio(logarithms: Interval) -> Interval:
-    low, mean, high = (math.exp(each) for each in (logarithms.low, logarithms.mean, logarithms.high))
-    return Interval(mean, low, high, tuple(math.exp(each) for each in logarithms.differences))
+def _score(traces: Mapping[int, LapTrace], target: float) -> float:
+    """Mean cluster seconds to the target; infinite where a seed does not arrive."""
+    return fmean(trace.seconds_to(target) for trace in traces.values()) if traces else math.inf
 
 
-def _time_to(trace: LapTrace, target: float) -> float:
-    at = trace.arrival(target)
-    return math.inf if at is None else trace.seconds[at]
+def _climb(base: float, losses: Mapping[float, float], tries: int, both: bool = True) -> Iterator[list[float]]:
+    """Rates to try, a few at a time: from the base by factors of 2, up or down for as long as the loss falls.
+
+    Args:
+        base: Where to begin.
+        losses: Of the rates that were tried; filled in between.
+        tries: At most so many.
+        both: Whether to try the rates on both sides at first, or only the smaller one.
+    """
+    tried = [base / 2, base, 2 * base] if both else [base / 2, base]
+    yield tried
+    while len(tried) < tries:
+        best = min(tried, key=lambda rate: losses.get(rate, math.inf))
+        if losses.get(best, math.inf) == math.inf:
+            following = min(tried) / 8
+        elif best == min(tried):
+            following = best / 2
+        elif best == max(tried):
+            following = best * 2
+        else:
+            return
+        tried = sorted([*tried, following])
+        yield [following]

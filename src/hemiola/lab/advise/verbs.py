@@ -45,16 +45,21 @@ def advise(
     delay: Annotated[
         str | None, typer.Option("--delay", help="Seconds of a step: a law, or trace(FILE) of a real run.")
     ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option("--times", help="Step times: a trace (CSV), or the log.jsonl of a run on real machines."),
+    ] = None,
     bandwidth: Annotated[str | None, typer.Option("--bandwidth", help="Of the link, as in '1 Gbit/s'.")] = None,
     latency: Annotated[str, typer.Option("--latency", help="Of the link.")] = "50 us",
     measured: Annotated[
         Path | None, typer.Option("--measured", help="What `hemiola measure` wrote, instead of the options above.")
     ] = None,
     here: Annotated[bool, typer.Option("--measure", help="Time steps of the task on this machine.")] = False,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="A torch.optim class.")] = "SGD",
     batch: BatchOption = None,
     target: Annotated[float | None, typer.Option("--target", help="Training loss to reach.")] = None,
     epochs: Annotated[float, typer.Option("--epochs", help="Ordinary epochs that set the target otherwise.")] = 10.0,
-    minutes: Annotated[float, typer.Option("--minutes", help="Wall time to spend at most.")] = 2.0,
+    minutes: Annotated[float, typer.Option("--minutes", help="Time to spend.")] = 2.0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes side by side.")] = 2,
     write: Annotated[
         Path | None, typer.Option("--write", help="Experiment file that checks the advice with new seeds.")
@@ -66,9 +71,7 @@ def advise(
     from hemiola.lab.advise.race import advise as race
 
     with tempfile.TemporaryDirectory() as folder:
-        facts = _facts(task, measured, here, batch, data)
-        if facts is not None and delay is not None:
-            raise InputError("--delay says what a step takes; --measured and --measure do, too: give one of them")
+        facts = _facts(task, delay, times, measured, here, batch, data)
         whose = ""
         trace = Path(folder) / "steps.csv" if write is None else write.absolute().with_suffix(".steps.csv")
         if facts is not None:
@@ -90,6 +93,7 @@ def advise(
             epochs=epochs,
             minutes=minutes,
             jobs=jobs,
+            given={"optimizer": {"name": optimizer}},
             data=data,
             say=None if as_json else lambda line: typer.echo(f"  {line}"),
         )
@@ -98,19 +102,33 @@ def advise(
     else:
         _show(found)
     if write is not None:
-        told = f"trace({trace.name}{whose})" if facts is not None else delay or "constant(1)"
-        _write(write, found, task, told, link, batch, epochs)
+        _write(write, found, None if facts is None else f"trace({trace.name}{whose})", quiet=as_json)
 
 
-def _facts(task: str, measured: Path | None, here: bool, batch: int | None, data: Path | None) -> ClusterFacts | None:
+def _facts(
+    task: str,
+    delay: str | None,
+    times: Path | None,
+    measured: Path | None,
+    here: bool,
+    batch: int | None,
+    data: Path | None,
+) -> ClusterFacts | None:
     """What is known of the cluster: from a file, or timed here, or nothing."""
-    from hemiola.lab.advise.measure import ClusterFacts, read_measured, time_steps
+    from hemiola.lab.advise.measure import ClusterFacts, read_measured, read_times, time_steps
 
-    facts = read_measured(measured) if measured is not None else None
+    told = {"--delay": delay, "--times": times, "--measured": measured, "--measure": here or None}
+    given = [option for option, value in told.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} all say what a step takes: give one of them")
+    if times is not None:
+        return read_times(times)
+    if measured is not None:
+        return read_measured(measured)
     if here:
         loaded = _load(task, data)
-        facts = ClusterFacts([time_steps(loaded, batch or loaded.batch)])
-    return facts
+        return ClusterFacts([time_steps(loaded, batch or loaded.batch)])
+    return None
 
 
 def _load(task: str, data: Path | None) -> Any:
@@ -146,26 +164,17 @@ def _show(found: Advice) -> None:
         typer.echo(f"    {line}")
 
 
-def _write(
-    path: Path, found: Advice, task: str, delay: str, link: dict[str, str] | None, batch: int | None, epochs: float
-) -> None:
+def _write(path: Path, found: Advice, delay: str | None, quiet: bool) -> None:
+    """The experiment file; its step times, if they were measured, lie beside it."""
     from hemiola.files import write_whole
     from hemiola.lab.toml import toml_text
 
-    cluster: dict[str, Any] = {"name": "simulated", "delay": delay}
-    if link is not None:
-        cluster["link"] = link
-    given = {
-        "title": f"Does the advice hold? {found.task}, {found.workers} workers",
-        "task": task,
-        "workers": found.workers,
-        **({} if batch is None else {"batch": batch}),
-        "stop": {"epochs": epochs},
-        "cluster": cluster,
-        **found.experiment(),
-    }
+    given = found.experiment()
+    if delay is not None:
+        given["cluster"] = {**given["cluster"], "delay": delay}
     write_whole(path, toml_text(given))
-    typer.echo(f"\nThis checks it: hemiola run {path} --out advice")
+    if not quiet:
+        typer.echo(f"\nThis checks it: hemiola run {path} --out advice")
 
 
 def _plain(found: Any) -> Any:
