@@ -59,6 +59,21 @@ def test_what_is_not_shown_is_not_said():
     assert "not shown" in headline(lucky)
 
 
+def test_the_combination_that_does_not_work_is_told_against_the_part_that_does():
+    def told(speed):
+        return SCENES[-1].tell(
+            summary(**{"ordinary": [falling(0.1)] * 3, "period alone": [falling(0.4)] * 3, "order + period": speed})
+        )
+
+    assert told([falling(0.2)] * 3) == [
+        "period alone reaches a gap of 0.028 4 times (4 to 4) sooner",
+        "order + period, waiting for all, takes 2 times (2 to 2) as long as period alone: the combination that does "
+        "not work",
+    ]
+    assert told([falling(0.05)] * 3)[1].endswith("does not reach that gap: the combination that does not work")
+    assert told([falling(0.8)] * 3)[1].endswith("nothing is shown to be gained or lost")
+
+
 def test_every_scene_compares_paired_seeds_cut_at_the_same_second():
     for scene in SCENES:
         given = tomllib.loads(files("hemiola.lab.demo").joinpath(f"{scene.name}.toml").read_text())

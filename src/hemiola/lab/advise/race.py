@@ -17,12 +17,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import torch
 
 from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
@@ -162,10 +164,7 @@ class Race:
         (cell,) = Experiment(self.given, self.question.base).cells
         task = cell.task(self.question.data)
         self._evaluate_on_few(task)
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["hemiola.lab.advise.laps"])
-        with ProcessPoolExecutor(self.jobs, mp_context=context) as pool:
-            self.pool = pool
+        with _executor(self.jobs) as self.pool:
             self.epochs = self._affordable(self._own_rate(task))
             rate = self._course(self._own_rate(task))
             heats = self._heats(rate)
@@ -246,16 +245,16 @@ class Race:
         while climbs:
             laps = []
             for name in list(climbs):
-                rates = next(climbs[name], [])
-                laps += [self._lap(name, rate, 0, self.target, seconds=HEAT * self.course) for rate in rates]
-                if not rates:
+                tried = next(climbs[name], [])
+                laps += [self._lap(name, rate, 0, self.target, seconds=HEAT * self.course) for rate in tried]
+                if not tried:
                     del climbs[name]
             found = self._run(laps, "heats")
             for trace in found:
                 ends[trace.lap.name][trace.lap.lr] = trace.end
             if len(found) < len(laps):
                 break
-        rates = {name: min(tried, key=tried.__getitem__) for name, tried in ends.items() if tried}
+        rates = {name: min(losses, key=losses.__getitem__) for name, losses in ends.items() if losses}
         best = {name: ends[name][rate] for name, rate in rates.items()}
         ranked = sorted((name for name in best if math.isfinite(best[name])), key=best.__getitem__)
         through = {ORDINARY, *list(dict.fromkeys(map(without_order, ranked)))[:KEPT]}
@@ -396,7 +395,9 @@ class Race:
         self, laps: Iterable[Lap], stage: str, note: Callable[[LapTrace], None] = lambda _: None
     ) -> list[LapTrace]:
         """The laps' traces; each is asked for when a process is free, and none once the stage's time is over."""
-        found, running, coming = [], set[Future[LapTrace]](), iter(laps)
+        found: list[LapTrace] = []
+        running: set[Future[LapTrace]] = set()
+        coming = iter(laps)
         while True:
             while len(running) < self.jobs and self.spent() < 60 * self.minutes * SHARES[stage]:
                 lap = next(coming, None)
@@ -411,6 +412,27 @@ class Race:
                 self.computed += trace.processor
                 found.append(trace)
                 note(trace)
+
+
+def _executor(jobs: int) -> Executor:
+    if jobs == 1:
+        return _Here()
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["hemiola.lab.advise.laps"])
+    return ProcessPoolExecutor(jobs, mp_context=context)
+
+
+class _Here(Executor):
+    """One lap after the other, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        threads = torch.get_num_threads()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        finally:
+            torch.set_num_threads(threads)
+        return done
 
 
 def _score(traces: Mapping[int, LapTrace], target: float) -> float:

@@ -10,7 +10,7 @@ from hemiola.lab.report.paired import Interval, interval
 from hemiola.lab.report.seeds import SeedCurve
 from hemiola.lab.report.summary import RunSummary, Summary
 
-Pairs = Sequence[tuple[SeedCurve, SeedCurve]]  # by seed: the ordinary run's curve and the other's
+Pairs = Sequence[tuple[SeedCurve, SeedCurve]]  # by seed: the curve of the run compared with, and the run's own
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,24 @@ def end_gain(summary: Summary, run: str) -> Gain:
     return _gain([math.log(base.final / own.final) for base, own in _pairs(summary, run)])
 
 
-def cost_gain(summary: Summary, run: str, cost: str, target: float) -> Gain | None:
-    """How many times less of a cost (``seconds``, ``bytes_per_worker``) it takes to a target; None if it misses it."""
-    costs = [(base.stays_below(target, cost), own.stays_below(target, cost)) for base, own in _pairs(summary, run)]
+def cost_gain(summary: Summary, run: str, cost: str, target: float, base: str | None = None) -> Gain | None:
+    """How many times less of a cost (``seconds``, ``bytes_per_worker``) it takes to a target than another run.
+
+    Args:
+        summary: Of the scene.
+        run: Whose gain.
+        cost: What is counted.
+        target: A gap.
+        base: The other run; the ordinary one unless given.
+
+    Returns:
+        The gain; None where one of the two misses the target.
+    """
+    pairs = _pairs(summary, run, base)
+    costs = [(other.stays_below(target, cost), own.stays_below(target, cost)) for other, own in pairs]
     if not all(0 < one < math.inf for both in costs for one in both):
         return None
-    return _gain([math.log(base / own) for base, own in costs])
+    return _gain([math.log(other / own) for other, own in costs])
 
 
 def ordinary_end(summary: Summary) -> float:
@@ -54,10 +66,10 @@ def ordinary_end(summary: Summary) -> float:
     return float(f"{math.ceil(level / unit) * unit:.2g}")
 
 
-def _pairs(summary: Summary, run: str) -> Pairs:
+def _pairs(summary: Summary, run: str, base: str | None = None) -> Pairs:
     runs: dict[str, RunSummary] = {one.name: one for one in summary.runs}
-    base, own = summary.runs[0].best.curves, runs[run].best.curves
-    return [(base[seed], own[seed]) for seed in base]
+    other, own = runs[base or summary.runs[0].name].best.curves, runs[run].best.curves
+    return [(other[seed], own[seed]) for seed in other]
 
 
 def _gain(logs: Sequence[float]) -> Gain:

@@ -54,7 +54,22 @@ def _pace(summary: Summary) -> list[str]:
 
 
 def _together(summary: Summary) -> list[str]:
-    return [_sooner(summary, run.name) for run in summary.runs[1:]]
+    return [
+        _does_not_work(summary) if run.name == "order + period" else _sooner(summary, run.name)
+        for run in summary.runs[1:]
+    ]
+
+
+def _does_not_work(summary: Summary) -> str:
+    """Order and period while every update waits for every worker: less than the period gains by itself."""
+    target = ordinary_end(summary)
+    later = cost_gain(summary, "period alone", "seconds", target, base="order + period")
+    said = "order + period, waiting for all,"
+    if later is None:
+        return f"{said} does not reach that gap: the combination that does not work"
+    if later.shown:
+        return f"{said} takes {later} as long as period alone: the combination that does not work"
+    return f"{said} takes {later} as long as period alone: nothing is shown to be gained or lost"
 
 
 def _sooner(summary: Summary, run: str) -> str:
