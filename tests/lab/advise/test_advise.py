@@ -11,7 +11,7 @@ import hemiola.lab.advise.race as race_module
 from hemiola import InputError
 from hemiola.lab.advise.advice import verdict
 from hemiola.lab.advise.candidates import ORDINARY, candidates, own_loop, without_order
-from hemiola.lab.advise.laps import Arrival, Lap, LapTrace
+from hemiola.lab.advise.laps import LapPoint, Lap, LapTrace
 from hemiola.lab.advise.measure import ClusterFacts, read_measured, read_times, write_measured
 from hemiola.lab.advise.race import _climb, advise
 from hemiola.lab.advise.verbs import _show
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 def trace(losses, lr=0.1, seed=0, step=1.0):
     lap = Lap("any", {}, lr, seed, {}, "seconds", 1.0, 1.0, 0.0, 1.0, "wall", None, None)
-    return LapTrace(lap, [Arrival(step * i, 10.0 * i, 100.0 * i) for i in range(len(losses))], losses)
+    return LapTrace(lap, [LapPoint(step * i, 10.0 * i, 100.0 * i) for i in range(len(losses))], losses)
 
 
 def test_who_arrives_stays():

@@ -54,8 +54,8 @@ class Lap:
     base: Path
 
 
-class Arrival(NamedTuple):
-    """Where the target was reached: cluster seconds, epochs, megabytes that an average worker had sent."""
+class LapPoint(NamedTuple):
+    """A moment of a lap: cluster seconds, epochs, megabytes that an average worker had sent."""
 
     seconds: float
     epochs: float
@@ -76,7 +76,7 @@ class LapTrace:
     """
 
     lap: Lap
-    points: list[Arrival]
+    points: list[LapPoint]
     losses: list[float]
     given_up: bool = False
     processor: float = 0.0
@@ -96,7 +96,7 @@ class LapTrace:
     def _last_tenth(self) -> list[float]:
         return self.losses[-max(1, len(self.losses) // 10) :]
 
-    def arrival(self, target: float) -> Arrival | None:
+    def arrival(self, target: float) -> LapPoint | None:
         """Where the loss comes to stay below the target, on a straight line between two evaluations."""
         first = len(self.losses)
         while first and self.losses[first - 1] <= target:
@@ -108,7 +108,7 @@ class LapTrace:
             return after
         above, below = self.losses[first - 1] - target, target - self.losses[first]
         share = above / (above + below)
-        return Arrival(*(a + share * (b - a) for a, b in zip(self.points[first - 1], after, strict=True)))
+        return LapPoint(*(a + share * (b - a) for a, b in zip(self.points[first - 1], after, strict=True)))
 
     def seconds_to(self, target: float) -> float:
         """Cluster seconds to the target; infinite where it is not reached."""
@@ -146,7 +146,7 @@ def run_lap(lap: Lap) -> LapTrace:
     losses = [each["train_loss"] if each["train_loss"] is not None else math.inf for each in records]
     return LapTrace(
         lap,
-        [Arrival(each["seconds"], each["epochs"], each["bytes_per_worker"] / 1e6) for each in records],
+        [LapPoint(each["seconds"], each["epochs"], each["bytes_per_worker"] / 1e6) for each in records],
         [loss if math.isfinite(loss) else math.inf for loss in losses],
         given_up=tick() - began >= lap.allowed and not _through(training, lap.target),
         processor=time.process_time() - computing,

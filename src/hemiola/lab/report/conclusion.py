@@ -39,7 +39,7 @@ def _conclusion(group: Sequence[RunSummary], found: Mapping[str, Verdict], summa
     compared = [found[run.name] for run in others if found[run.name].aspects]
     if not compared:
         return _sentence(next((run for run in group if run.best.counts["done"]), reference), None, summary)
-    best = max(compared, key=_gain)
+    best = max([verdict for verdict in compared if verdict.ranked] or compared, key=_gain)  # what is shown comes first
     name, against = (words.called(run) for run in (best.run, reference.name))
     if not best.ranked:
         count = "one seed is" if best.seeds == 1 else f"{best.seeds} seeds are"
