@@ -11,7 +11,7 @@ import hemiola.lab.advise.race as race_module
 from hemiola import InputError
 from hemiola.lab.advise.advice import verdict
 from hemiola.lab.advise.candidates import ORDINARY, candidates, own_loop, without_order
-from hemiola.lab.advise.laps import LapPoint, Lap, LapTrace
+from hemiola.lab.advise.laps import Lap, LapPoint, LapTrace
 from hemiola.lab.advise.measure import ClusterFacts, read_measured, read_times, write_measured
 from hemiola.lab.advise.race import _climb, advise
 from hemiola.lab.advise.verbs import _show
@@ -149,7 +149,7 @@ def test_what_was_not_given_is_said_first():
     stays = replace(told([80, 90, 100], [79, 93, 98]), assumed=["messages cost nothing, because no link was given"])
     assert stays.lines()[0] == "Assumed: messages cost nothing, because no link was given."
     assert "Stay with ordinary" in stays.lines()[1]
-    race = race_module.Race(race_module.Question("digits-logistic"), 1.0, 1, print, "wall")
+    race = race_module.CandidateRace(race_module.Question("digits-logistic"), 1.0, 1, print, "wall")
     assert race.assumed == ["messages cost nothing, because no link was given"]
 
 

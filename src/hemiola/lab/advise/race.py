@@ -128,10 +128,10 @@ def advise(
     question = Question(
         task, workers, delay, link, batch, target, epochs, given or {}, data, (base or Path()).absolute()
     )
-    return Race(question, minutes, jobs, say or (lambda _: None), clock).run()
+    return CandidateRace(question, minutes, jobs, say or (lambda _: None), clock).run()
 
 
-class Race:
+class CandidateRace:
     """One race.
 
     Attributes:
