@@ -294,6 +294,9 @@ def _check_counts(make: Callable[[], Pace], workers: int) -> None:
             pace,
             f"lockstep promises one report of every worker, and k is {k} of {workers}",
         )
+        deadline = pace.deadline()
+        fits = deadline is None or deadline >= 0
+        _require(fits, "pace", pace, f"deadline must be None or a number of seconds of at least 0, got {deadline!r}")
         weight = pace.weight(number % 4, float(number % 3))
         _require(weight >= 0 and math.isfinite(weight), "pace", pace, f"weight must be at least 0, got {weight!r}")
         seconds += float(draws.exponential())
