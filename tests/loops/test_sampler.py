@@ -344,16 +344,25 @@ def test_a_watch_that_is_never_left_does_no_harm_at_exit() -> None:
     script = """
 import torch
 from hemiola.loops.sampler import OrderedSampler
-def loop():
-    model, sampler = torch.nn.Linear(4, 3), OrderedSampler(range(16))
+from hemiola.order import CDGraB
+def loop(order):
+    model, sampler = torch.nn.Linear(4, 3), OrderedSampler(range(16), order)
     sampler.watch(model).__enter__()
     while True:
         for i in sampler:
             model(torch.randn(1, 4)).sum().backward()
             yield
-running = loop()
+def block(order):
+    model, sampler = torch.nn.Linear(4, 3), OrderedSampler(range(16), order)
+    with sampler.watch(model):
+        while True:
+            for i in sampler:
+                model(torch.randn(1, 4)).sum().backward()
+                yield
+running = [loop("cd-grab"), loop(CDGraB(sketch="ghost:4")), block(CDGraB(sketch="ghost:4"))]
 for _ in range(20):
-    next(running)
+    for each in running:
+        next(each)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")

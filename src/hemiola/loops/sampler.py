@@ -324,7 +324,12 @@ class OrderedSampler(Sampler[int]):
             self._close(failed=True)
             raise
 
-    def _close(self, failed: bool) -> None:
+    def _close(self, failed: bool, abandoned: bool = False) -> None:
+        """End the watch; ``abandoned`` where a generator that was suspended in it is closed.
+
+        That may be the garbage collector's doing, when the process ends at the latest, and touching the tensors that
+        it collects makes torch abort: then no directions are kept, and another watch finds its own.
+        """
         assert self._watch is not None
         try:
             if not failed:
@@ -335,7 +340,8 @@ class OrderedSampler(Sampler[int]):
                 if self._now.done == len(self._now):
                     self._logs.tell(self.telemetry(), self.epoch)
         finally:
-            self._directions = self._watch.directions() or self._directions
+            if not abandoned:
+                self._directions = self._watch.directions() or self._directions
             self._watch.close()
             self._watch = self._following.model = None
 
@@ -582,4 +588,4 @@ class _Watching(AbstractContextManager["OrderedSampler"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sampler._close(failed=kind is not None)
+        self._sampler._close(failed=kind is not None, abandoned=kind is GeneratorExit)
