@@ -202,7 +202,11 @@ def test_a_task_of_ones_own_lies_beside_the_file(hemiola, one_line, tmp_path):
 
 def test_ctrl_c_outside_of_a_run_is_one_line(hemiola, monkeypatch):
     monkeypatch.setattr("hemiola.lab.tasks.describe_tasks", lambda: signal.raise_signal(signal.SIGINT))
-    code, _, errors = hemiola("tasks")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+    try:
+        code, _, errors = hemiola("tasks")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, errors.strip()) == (130, "hemiola: stopped")
 
 
