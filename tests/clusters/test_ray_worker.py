@@ -203,7 +203,10 @@ def test_a_stint_that_has_done_nothing_is_cancelled_by_a_cut() -> None:
 
 
 @pytest.mark.parametrize("quick", [0, 2])
-def test_a_worker_that_is_told_to_leave_reports_what_it_has_done_and_what_it_remembers(quick: int) -> None:
+def test_a_worker_that_is_told_to_leave_reports_what_it_has_done_and_what_it_remembers(
+    quick: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "IDLE_SECONDS", 3600.0)  # it would end this process, the tests' own
     worker = worker_of(setup_of(local=True))
     thread, outcomes = begun(worker, 0, 5, quick)
     worker._noticed(15, None)
