@@ -330,7 +330,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(given_=st.dictionaries(st.sampled_from(KEYS), values, max_size=8), with_task=st.booleans())
 def test_no_malformed_experiment_ever_gives_a_traceback(given_, with_task):
     try:
@@ -344,7 +344,7 @@ def test_no_malformed_experiment_ever_gives_a_traceback(given_, with_task):
 
 
 @settings(
-    max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
 @given(position=st.integers(0, len(GOOD) - 1), removed=st.integers(0, 12), inserted=st.text(max_size=4))
 def test_no_damaged_file_ever_gives_a_traceback(tmp_path, position, removed, inserted):
