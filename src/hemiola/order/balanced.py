@@ -296,7 +296,9 @@ def as_rows(sketches: torch.Tensor) -> np.ndarray:
     """(units, k) on the CPU, in float64 if that is what they came in, else in float32."""
     if sketches.dtype in HALF:
         sketches = sketches.float()
-    return sketches.numpy(force=True)
+    if sketches.requires_grad or not sketches.is_cpu:
+        sketches = sketches.detach().cpu()
+    return sketches.numpy()
 
 
 def redeal(orders: Sequence[np.ndarray], workers: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -11,7 +11,7 @@ from hemiola.errors import InputError
 from hemiola.state import own_state, stamped
 from hemiola.streams import stream
 
-VERSION = 5
+VERSION = 6
 
 
 def check_begin(sizes: Sequence[int]) -> list[int]:

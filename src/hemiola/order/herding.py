@@ -25,14 +25,13 @@ WATCHED = 32  # numbers of a row that are watched, about
 BLOCK = 64  # steps that are taken in together
 POINTS = 4096  # of an epoch at which the sum so far is known, at most
 SAMPLE = 512  # rows of an epoch that the bound of a random order is found from
-BYTES = 2**20  # of rows that wait to be taken in: what a cache holds
 LOWER = np.tri(BLOCK, dtype=np.float32)
-
-Shape = tuple[list[int], list[int]]
-
 
 Seen = tuple[int, int, np.ndarray]
 """A visit as the monitor sees it: epoch, worker, rows."""
+
+Update = tuple[list[int], list[int], np.ndarray]
+"""What is kept of an update's visits in one epoch: their workers, how many rows each has, and the watched numbers."""
 
 
 class EpochTrace:
@@ -53,10 +52,9 @@ class EpochTrace:
         self.counts: list[np.ndarray] = []  # rows in the sum at each point
         self.sample: list[np.ndarray] = []
 
-    def take_in(self, updates: list[list[Seen]]) -> None:
+    def take_in(self, updates: list[Update]) -> None:
         """Move on to where the rows of these updates lead; one that is not finite counts as zero."""
-        every = updates[0][0][2].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
-        rows = np.concatenate([found[:, ::every] for update in updates for _, _, found in update])
+        rows = np.concatenate([found for _, _, found in updates])
         finite = np.ones(len(rows), bool)
         with np.errstate(invalid="ignore", over="ignore"):  # where rows are not finite, their sum has nothing to say
             total = rows.sum()
@@ -65,8 +63,7 @@ class EpochTrace:
             rows[~finite] = 0
         first, last = np.searchsorted(self.picks, (self.rows, self.rows + len(rows)))
         self.sample.append(rows[self.picks[first:last] - self.rows])
-        shapes = [([worker for _, worker, _ in update], [len(found) for _, _, found in update]) for update in updates]
-        self._move(*_steps(rows, finite, shapes))
+        self._move(*_steps(rows, finite, updates))
         self.rows += len(rows)
 
     def _move(self, sums: np.ndarray, counts: np.ndarray) -> None:
@@ -99,9 +96,10 @@ class EpochTrace:
         return trace
 
 
-def _steps(rows: np.ndarray, finite: np.ndarray, shapes: list[Shape]) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of the rows of each step, and how many they are; shapes are of each update its workers and their rows."""
-    (workers, lengths), width = shapes[0], rows.shape[1]
+def _steps(rows: np.ndarray, finite: np.ndarray, updates: list[Update]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of the rows of each step of these updates, and how many they are."""
+    shapes, width = [(workers, lengths) for workers, lengths, _ in updates], rows.shape[1]
+    workers, lengths = shapes[0]
     if shapes.count(shapes[0]) == len(shapes) and len({*workers}) == len(workers) * len({*lengths}):
         shape = len(shapes), len(workers), lengths[0]  # one visit as long of every worker in every update
         return rows.reshape(*shape, width).sum(1).reshape(-1, width), finite.reshape(shape).sum(1).ravel()
@@ -138,35 +136,38 @@ class Monitor:
     def __init__(self, units: int, seed: int) -> None:
         self._units, self._seed = units, seed
         self._traces: dict[int, EpochTrace] = {}
-        self._waiting: list[list[Seen]] = []  # updates that were not taken in yet: many at a time cost less
+        self._waiting: dict[int, list[Update]] = {}  # by epoch, what was not taken in yet: many at a time cost less
         self._held, self._room = 0, 0  # rows of them, and how many may wait
         self._found: dict[str, float] = {}
         self._newest = -1  # epoch that it is of
 
     def add(self, update: list[Seen], total: Total | None) -> None:
         """Take note of an update's visits. An epoch that is complete is finished."""
-        if update:
-            self._waiting.append(update)
-            self._held += sum([len(rows) for _, _, rows in update])
-            if self._held >= self._room:
-                self._take_in(total)
+        if not update:
+            return
+        every = update[0][2].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
+        epochs = dict.fromkeys([epoch for epoch, _, _ in update])
+        for epoch in epochs:
+            mine = update if len(epochs) == 1 else [seen for seen in update if seen[0] == epoch]
+            # Copied now, when they are in the cache, and without what belongs to others from here on.
+            rows = np.concatenate([found[:, ::every] for _, _, found in mine])
+            kept = [worker for _, worker, _ in mine], [len(found) for _, _, found in mine], rows
+            self._waiting.setdefault(epoch, []).append(kept)
+            self._held += len(rows)
+        if self._held >= self._room:
+            self._take_in(total)
 
     def _take_in(self, total: Total | None) -> None:
-        waiting, self._waiting, self._held = self._waiting, [], 0
-        epochs = dict.fromkeys([epoch for update in waiting for epoch, _, _ in update])
-        for epoch in epochs:
-            mine = waiting
-            if len(epochs) > 1:
-                mine = [found for update in waiting if (found := [seen for seen in update if seen[0] == epoch])]
+        waiting, self._waiting, self._held = self._waiting, {}, 0
+        for epoch, updates in waiting.items():
             if epoch not in self._traces:
                 self._traces[epoch] = EpochTrace(self._picks(epoch))
             trace = self._traces[epoch]
-            trace.take_in(mine)
+            trace.take_in(updates)
             if trace.rows >= self._units:
                 self.finish(epoch, total)
         left = min((self._units - trace.rows for trace in self._traces.values()), default=self._units)
-        last = waiting[-1]
-        self._room = min(left, BLOCK * len(last), max(1, BYTES // last[0][2][0].nbytes))
+        self._room = min(left, BLOCK * len(updates[-1][0]))
 
     def finish(self, epoch: int, total: Total | None) -> None:
         """No more rows of this epoch will come. ``total`` adds up over ranks that hold slices of the rows."""
@@ -213,7 +214,10 @@ class Monitor:
             "found": dict(self._found),
             "newest": self._newest,
             "traces": {epoch: trace.state_dict() for epoch, trace in self._traces.items()},
-            "waiting": [[(epoch, worker, _tensor(rows)) for epoch, worker, rows in each] for each in self._waiting],
+            "waiting": {
+                epoch: [(workers, lengths, _tensor(rows)) for workers, lengths, rows in updates]
+                for epoch, updates in self._waiting.items()
+            },
             "room": self._room,
         }
 
@@ -223,8 +227,12 @@ class Monitor:
         self._traces = {
             epoch: EpochTrace.from_state(saved, self._picks(epoch)) for epoch, saved in state["traces"].items()
         }
-        self._waiting = [[(epoch, worker, _array(rows)) for epoch, worker, rows in each] for each in state["waiting"]]
-        self._held, self._room = sum(len(rows) for each in self._waiting for _, _, rows in each), state["room"]
+        self._waiting = {
+            epoch: [(list(workers), list(lengths), _array(rows)) for workers, lengths, rows in updates]
+            for epoch, updates in state["waiting"].items()
+        }
+        self._held = sum(len(rows) for updates in self._waiting.values() for _, _, rows in updates)
+        self._room = state["room"]
 
 
 def squared(blocks: Iterable[np.ndarray]) -> np.ndarray:

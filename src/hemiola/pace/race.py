@@ -17,7 +17,7 @@ in it, and what comes meanwhile is in the next one::
 
     a worker finishes:                         as above; but
         when race.complete:                        race.depart(): the reports so far are under way
-    the exchange has landed:                   merge them, then race.close(); race.version += 1; start over,
+    the exchange has arrived:                  merge them, then race.close(); race.version += 1; start over,
                                                    but without those in race.held
 
 Symbols: K is ``pace.k()``; the two columns of the table in `hemiola.pace.paces` are ``pace.cancels``, its two rows

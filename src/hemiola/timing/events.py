@@ -200,10 +200,10 @@ def behind(pace: Pace, streams: DelayStreams, updates: int, exchange: float, log
                 next_end()
         race.depart()
         under_way, gathered = gathered, []
-        lands = now + exchange
-        while heap and heap[0][0] < lands:
+        arrival = now + exchange
+        while heap and heap[0][0] < arrival:
             next_end()
-        now = lands
+        now = arrival
         race.close()
         ages = [race.version - version for _, _, version in under_way]
         staleness += ages

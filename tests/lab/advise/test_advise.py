@@ -17,6 +17,7 @@ from hemiola.lab.advise.race import _climb, advise
 from hemiola.lab.advise.verbs import _show
 from hemiola.lab.cli import app
 from hemiola.lab.experiment import Experiment
+from hemiola.timing.delays import parse_delay
 from hemiola.timing.traces import read_trace
 
 pytestmark = pytest.mark.slow
@@ -226,6 +227,16 @@ def test_the_command_measures_and_advises(short, tmp_path):
     checks = Experiment.load(written)
     assert {cell.seed for cell in checks.cells} == {100, 101, 102, 103, 104}
     assert "trace(advice.steps.csv, pooled)" in written.read_text()
+
+
+def test_a_trace_is_found_again_from_the_folder_of_the_file_that_checks_the_advice(tmp_path, monkeypatch):
+    (tmp_path / "steps.csv").write_text("step_seconds\n" + "0.1\n0.3\n" * 20)
+    asked = []
+    monkeypatch.setattr(race_module.CandidateRace, "run", lambda race: asked.append(race.given))
+    advise("digits-logistic", 2, "trace(steps.csv, pooled)", base=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert parse_delay(asked[0]["cluster"]["delay"], elsewhere).mean == pytest.approx(0.2)
 
 
 def test_the_command_shows_advice_on_a_narrow_terminal(monkeypatch, capsys):

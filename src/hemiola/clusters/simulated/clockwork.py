@@ -162,13 +162,13 @@ class Clockwork:
         self.race.depart()
         this.arrived, self.gathered = self.gathered, []
         workers, began = self.delays.workers, self.now
-        lands = began + self.link.ring_seconds(self.message, workers)
-        lands += self.link.gather_seconds(self.most_sketch_bytes(this), workers)
-        this.spans.append(Span(LINK, "exchanges", began, lands))
-        while self._heap and self._heap[0][0] < lands:  # Whoever ends as it lands starts with the new weights.
+        arrival = began + self.link.ring_seconds(self.message, workers)
+        arrival += self.link.gather_seconds(self.most_sketch_bytes(this), workers)
+        this.spans.append(Span(LINK, "exchanges", began, arrival))
+        while self._heap and self._heap[0][0] < arrival:  # Whoever ends as it arrives starts with the new weights.
             if (running := self._next_event()) is not None:
                 self._arrived(running, this)
-        self.now = lands
+        self.now = arrival
 
     def _arrived(self, running: Running, this: Round) -> None:
         """The report of a stint is there."""

@@ -125,9 +125,11 @@ def advise(
         raise InputError(f"minutes must be above 0, got {minutes:g}")
     if epochs <= 0:
         raise InputError(f"epochs must be above 0, got {epochs:g}")
-    question = Question(
-        task, workers, delay, link, batch, target, epochs, given or {}, data, (base or Path()).absolute()
-    )
+    folder = (base or Path()).absolute()
+    law = parse_delay(delay, folder)
+    refuse_short_trace(law)
+    # A trace by its whole path: the experiment file that checks the advice may lie in another folder.
+    question = Question(task, workers, law.law, link, batch, target, epochs, given or {}, data, folder)
     return CandidateRace(question, minutes, jobs, say or (lambda _: None), clock).run()
 
 
@@ -154,7 +156,6 @@ class CandidateRace:
         self.tables: dict[str, Table] = candidates(
             question.workers, link=question.link is not None, optimizer=str(question.optimizer.get("name", "SGD"))
         )
-        refuse_short_trace(parse_delay(question.delay, question.base))
         Experiment(
             {**self.given, "run": [{"name": name, **table} for name, table in self.tables.items()]}, question.base
         )
