@@ -89,6 +89,29 @@ def test_fewer_windows_and_words(folder):
     assert task.model().head.out_features == 4
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cifar10-lenet",
+        "cifar10-vgg",
+        "mnist-mlp",
+        "mnist-lenet",
+        "fashion-lenet",
+        "m4-mlp",
+        "hmda-logistic",
+        "a9a-logistic",
+    ],
+)
+def test_examples_takes_the_first_ones(folder, name):
+    few, every = load_task(name, {"examples": 2}, folder), load_task(name, {}, folder)
+    assert len(few.train) == 2 < len(every.train)
+    assert len(few.test) == len(every.test)
+    for found, expected in zip(few.train.batch(np.arange(2)), every.train.batch(np.arange(2)), strict=True):
+        assert torch.equal(found, expected)
+    with pytest.raises(InputError, match="examples must be at least 0, got -1"):
+        load_task(name, {"examples": -1}, folder)
+
+
 def test_weeks(folder):
     task = load_task("m4-mlp", {"stride": 2}, folder)
     assert len(task.train) == 3 * 8  # starts 0, 2, ..., 14 of 40 - 26 + 1 = 15

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.readers import read_libsvm
-from hemiola.lab.tasks.task import Task, logistic_task
+from hemiola.lab.tasks.task import Task, first, logistic_task
 
 FEATURES = 123
 
@@ -25,7 +25,10 @@ def _part(path: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def logistic(*, l2: float = 1e-4, data: Path | None = None) -> Task:
-    """Logistic regression on a9a; convex while l2 > 0."""
+def logistic(*, l2: float = 1e-4, examples: int = 0, data: Path | None = None) -> Task:
+    """Logistic regression on a9a; convex while l2 > 0.
+
+    ``examples``: use only the first so many training examples; 0 for all.
+    """
     train, test = _people(require("a9a", data))
-    return logistic_task("a9a-logistic", train, test, FEATURES, l2, lr=0.1, batch=16)
+    return logistic_task("a9a-logistic", first(train, examples), test, FEATURES, l2, lr=0.1, batch=16)

@@ -19,7 +19,7 @@ from torch import Tensor
 from hemiola.errors import InputError
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.readers import read_zipped_columns, reading
-from hemiola.lab.tasks.task import Task, logistic_task
+from hemiola.lab.tasks.task import Task, first, logistic_task
 from hemiola.streams import stream
 
 CATEGORIES = (
@@ -78,7 +78,11 @@ def _standardised(values: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return np.asarray((values - mean) / deviation)
 
 
-def logistic(*, l2: float = 1e-4, data: Path | None = None) -> Task:
-    """Logistic regression on HMDA; convex while l2 > 0."""
+def logistic(*, l2: float = 1e-4, examples: int = 0, data: Path | None = None) -> Task:
+    """Logistic regression on HMDA; convex while l2 > 0.
+
+    ``examples``: use only the first so many training applications; 0 for all.
+    """
     train, test = _applications(require("hmda", data))
-    return logistic_task("hmda-logistic", train, test, train[0].shape[1], l2, lr=0.05, batch=16)
+    features = train[0].shape[1]
+    return logistic_task("hmda-logistic", first(train, examples), test, features, l2, lr=0.05, batch=16)

@@ -23,7 +23,7 @@ from hemiola.errors import InputError
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.models import mlp
 from hemiola.lab.tasks.readers import read_series
-from hemiola.lab.tasks.task import Task
+from hemiola.lab.tasks.task import Task, first
 
 SEEN, AHEAD = 20, 6
 
@@ -81,8 +81,13 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(dim=1)
 
 
-def perceptron(*, stride: int = 6, setting: Literal["ours", "cd-grab"] = "ours", data: Path | None = None) -> Task:
-    """A perceptron on M4 weekly. ``stride``: weeks between the starts of two windows in our own ``setting``."""
+def perceptron(
+    *, stride: int = 6, setting: Literal["ours", "cd-grab"] = "ours", examples: int = 0, data: Path | None = None
+) -> Task:
+    """A perceptron on M4 weekly. ``stride``: weeks between the starts of two windows in our own ``setting``.
+
+    ``examples``: use only the first so many training windows; 0 for all.
+    """
     if stride < 1:
         raise InputError(f"stride must be at least 1, got {stride}")
     as_authors = setting == "cd-grab"
@@ -90,7 +95,7 @@ def perceptron(*, stride: int = 6, setting: Literal["ours", "cd-grab"] = "ours",
     return Task(
         name="m4-mlp",
         model=partial(Rolled, 64) if as_authors else partial(mlp, [SEEN, 64, 64, AHEAD]),
-        train=train,
+        train=first(train, examples),
         test=test,
         losses=squared_error,
         scores=squared_error,

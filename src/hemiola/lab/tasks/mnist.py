@@ -12,7 +12,7 @@ from hemiola.errors import InputError
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.models import image_mlp, lenet
 from hemiola.lab.tasks.readers import read_idx_pair
-from hemiola.lab.tasks.task import Task, TensorExamples
+from hemiola.lab.tasks.task import Task, TensorExamples, first
 
 FOLDERS = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
 
@@ -28,22 +28,27 @@ def _examples(folder: Path, part: str) -> TensorExamples:
     return TensorExamples(torch.from_numpy(images)[:, None], torch.from_numpy(labels), scale=0.5, centre=0.5)
 
 
-def perceptron(*, hidden: Sequence[int] = (100,), data: Path | None = None) -> Task:
-    """A multi-layer perceptron on MNIST with hidden layers of these widths."""
+def perceptron(*, hidden: Sequence[int] = (100,), examples: int = 0, data: Path | None = None) -> Task:
+    """A multi-layer perceptron on MNIST with hidden layers of these widths.
+
+    ``examples``: use only the first so many training pictures; 0 for all.
+    """
     if any(width < 1 for width in hidden):
         raise InputError(f"hidden must be widths of at least 1, got {list(hidden)}")
     train, test = _images("mnist", require("mnist", data))
     model = partial(image_mlp, [28 * 28, *hidden, 10])
-    return Task(name="mnist-mlp", model=model, train=train, test=test, lr=0.05, batch=16)
+    return Task(name="mnist-mlp", model=model, train=first(train, examples), test=test, lr=0.05, batch=16)
 
 
-def mnist_lenet(*, data: Path | None = None) -> Task:
-    """LeNet on MNIST."""
+def mnist_lenet(*, examples: int = 0, data: Path | None = None) -> Task:
+    """LeNet on MNIST. ``examples``: use only the first so many training pictures; 0 for all."""
     train, test = _images("mnist", require("mnist", data))
-    return Task(name="mnist-lenet", model=partial(lenet, 1, 256), train=train, test=test, lr=0.05, batch=16)
+    model = partial(lenet, 1, 256)
+    return Task(name="mnist-lenet", model=model, train=first(train, examples), test=test, lr=0.05, batch=16)
 
 
-def fashion_lenet(*, data: Path | None = None) -> Task:
-    """LeNet on Fashion-MNIST."""
+def fashion_lenet(*, examples: int = 0, data: Path | None = None) -> Task:
+    """LeNet on Fashion-MNIST. ``examples``: use only the first so many training pictures; 0 for all."""
     train, test = _images("fashion-mnist", require("fashion-mnist", data))
-    return Task(name="fashion-lenet", model=partial(lenet, 1, 256), train=train, test=test, lr=0.05, batch=16)
+    model = partial(lenet, 1, 256)
+    return Task(name="fashion-lenet", model=model, train=first(train, examples), test=test, lr=0.05, batch=16)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -193,6 +194,14 @@ class TensorExamples:
             inputs = inputs.to(torch.float32).mul_(factor).add_(offset)
         return inputs, self.targets.index_select(0, rows)
 
+    def first(self, count: int) -> Self:
+        """The first so many of them."""
+        found = copy.copy(self)
+        found.inputs, found.targets = self.inputs[:count], self.targets[:count]
+        found._groups = None if self._groups is None else self._groups[:count]
+        found._scores = None if self._scores is None else self._scores[:count]
+        return found
+
     def labels(self) -> np.ndarray | None:
         """The targets where they are one whole number an example, else None."""
         return _classes(self.targets)
@@ -204,6 +213,14 @@ class TensorExamples:
     def scores(self) -> np.ndarray | None:
         """The score of each example."""
         return self._scores
+
+
+def first(train: TensorExamples | tuple[Tensor, Tensor], examples: int) -> TensorExamples:
+    """Only the first so many training examples; all for 0."""
+    if examples < 0:
+        raise InputError(f"examples must be at least 0, got {examples}")
+    every = train if isinstance(train, TensorExamples) else TensorExamples(*train)
+    return every.first(examples) if examples else every
 
 
 class DatasetExamples:

@@ -17,7 +17,7 @@ from hemiola.errors import InputError
 from hemiola.lab.tasks.files import require
 from hemiola.lab.tasks.models import GPT, LSTM
 from hemiola.lab.tasks.readers import read_words
-from hemiola.lab.tasks.task import Task, TensorExamples
+from hemiola.lab.tasks.task import Task, TensorExamples, first
 
 WINDOW = 35
 
@@ -75,8 +75,8 @@ def lstm(*, examples: int = 0, words: int = 0, data: Path | None = None) -> Task
     if min(examples, words) < 0:
         raise InputError(f"examples and words must be at least 0, got {examples} and {words}")
     train, test, words = _windows(require("wikitext2", data), words)
-    train = TensorExamples(train.inputs[: examples or None], train.targets[: examples or None])
-    return next_token("wikitext2-lstm", partial(LSTM, words, width=32, layers=2), train, test, lr=5.0)
+    model = partial(LSTM, words, width=32, layers=2)
+    return next_token("wikitext2-lstm", model, first(train, examples), test, lr=5.0)
 
 
 def gpt(*, width: int = 64, layers: int = 2, heads: int = 4, data: Path | None = None) -> Task:
