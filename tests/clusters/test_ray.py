@@ -307,6 +307,33 @@ def test_an_update_takes_what_stints_have_done_that_it_cuts(ray):
     assert_every_epoch_is_a_permutation(training)
 
 
+@pytest.mark.parametrize("grace", [10_000.0, 1.0])
+def test_an_update_waits_for_more_than_k_until_its_deadline(ray, grace):
+    """Stints take 20, 40, 60 and 80 ms, so median + grace * MAD is minutes with one grace and 70 ms with the other."""
+    training = ray.training(
+        pace={"name": "k-sync", "k": 1, "grace": grace}, delay="constant(0.02)", stop={"updates": 5}
+    )
+    cluster, workers = ray.cluster, []
+    cluster.delays.factors[:] = range(1, WORKERS + 1)
+    collect = cluster.collect
+
+    def watched():
+        update = collect()
+        workers.append({report.stint.worker for report in update.reports})
+        if grace == 1.0:
+            cluster.delays.factors[3] = 3000.0  # a minute from now on
+        return update
+
+    cluster.collect = watched
+    assert training.run() == "done"
+    assert workers[0] == {0, 1, 2, 3}  # all are waited for, once
+    if grace == 1.0:
+        assert all(update and 3 not in update for update in workers[1:])
+    else:
+        assert workers[1:] == [{0, 1, 2, 3}] * 4
+    assert_every_epoch_is_a_permutation(training)
+
+
 def test_a_worker_that_is_told_to_leave_reports_and_is_replaced(ray, caplog):
     """It counts for what it did, its successor remembers what it did, and the epoch is one visit of every unit."""
     training = ray.training(
