@@ -146,6 +146,21 @@ def test_a_slow_link_asks_for_a_period(short):
     assert len(Experiment(slow.experiment()).cells) == 5 * len(slow.experiment()["run"])
 
 
+def test_a_rate_that_does_not_learn_with_another_seed_sets_no_target(monkeypatch):
+    """A lucky seed may end lowest at a rate whose other seed ends above its start: a target that is met before it."""
+
+    def run(losses):
+        race = race_module.CandidateRace(race_module.Question("digits-logistic"), 1.0, 1, lambda _: None, "wall")
+        race._run = lambda laps, stage: [replace(trace(losses(lap.lr, lap.seed)), lap=lap) for lap in laps]
+        return race._course(1.0), race.target
+
+    assert run(lambda lr, seed: [2.0, 1.0 if lr == 1.0 and seed == 0 else 1.5 if lr != 1.0 else 2.1]) == (0.5, 1.5)
+    with pytest.raises(
+        InputError, match="does not settle below the training loss it begins with, 2: give more minutes"
+    ):
+        run(lambda lr, seed: [2.0, 2.1])
+
+
 def test_what_was_not_given_is_said_first():
     stays = replace(told([80, 90, 100], [79, 93, 98]), assumed=["messages cost nothing, because no link was given"])
     assert stays.lines()[0] == "Assumed: messages cost nothing, because no link was given."

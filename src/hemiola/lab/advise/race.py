@@ -199,7 +199,13 @@ class CandidateRace:
         by_rate = {trace.lap.lr: [trace] for trace in good[:2]}
         for trace in self._run(again, "course"):
             by_rate[trace.lap.lr].append(trace)
-        best = min(by_rate.values(), key=lambda traces: fmean(trace.end for trace in traces))
+        learnt = [traces for traces in by_rate.values() if all(trace.settled < trace.losses[0] for trace in traces)]
+        if not learnt:
+            raise InputError(
+                f"ordinary training of {self.epochs:g} epochs does not settle below the training loss it begins with, "
+                f"{good[0].losses[0]:.4g}: give more minutes or more epochs"
+            )
+        best = min(learnt, key=lambda traces: fmean(trace.end for trace in traces))
         self._set_target(best, good)
         self.say(f"target: training loss {self.target:.4g}; ordinary training needs {self.course:.4g} cluster seconds")
         return best[0].lap.lr
