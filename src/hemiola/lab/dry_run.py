@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hemiola.lab.experiment import Cell, Experiment
+from hemiola.lab.worker import one_thread
 from hemiola.plan import Amount, Plan
 from hemiola.training import Training
 
@@ -69,17 +70,12 @@ def _seconds(cell: Cell, data: Path | None) -> float | None:
     plan, make_cluster = cell.plan(data)
     if make_cluster.real:
         return None
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a run
-    try:
-        with torch.random.fork_rng(devices=[]):
-            training = Training(plan, make_cluster)
-            try:
-                return _probe(training, plan)
-            finally:
-                training.close()
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        training = Training(plan, make_cluster)
+        try:
+            return _probe(training, plan)
+        finally:
+            training.close()
 
 
 def _probe(training: Training, plan: Plan) -> float:

@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -118,26 +118,29 @@ def train_cell(
     folder: CellFolder | None = None,
     watch: CellWatch | Callable[[Training], bool] | None = None,
 ) -> Result | None:
-    """Train one cell to its end; returns None when it was told to stop.
+    """Train one cell to its end; returns None when it was told to stop."""
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        plan, make_cluster = cell.plan(data)
+        training = Training(plan, make_cluster)
+        try:
+            if folder is not None and isinstance(watch, CellWatch):
+                if (state := folder.load_checkpoint(watch.note)) is not None:
+                    go_on(training, state)
+                watch.cadence = Cadence.of(make_cluster, training.version)
+                watch.start = training.progress
+            status = training.run(watch)
+            return None if status == "running" else result_of(cell, training, trained_by(cell, data, training))
+        finally:
+            training.close()
 
-    One thread a cell: results must not depend on how many cells run side by side.
-    """
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread a cell: results must not depend on how many cells run side by side."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
-            plan, make_cluster = cell.plan(data)
-            training = Training(plan, make_cluster)
-            try:
-                if folder is not None and isinstance(watch, CellWatch):
-                    if (state := folder.load_checkpoint(watch.note)) is not None:
-                        go_on(training, state)
-                    watch.cadence = Cadence.of(make_cluster, training.version)
-                    watch.start = training.progress
-                status = training.run(watch)
-                return None if status == "running" else result_of(cell, training, trained_by(cell, data, training))
-            finally:
-                training.close()
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -17,6 +17,7 @@ from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Experiment
 from hemiola.lab.reproduce.functions import Found, Parts, _row
 from hemiola.lab.reproduce.numbers import Measured, fit_slope
+from hemiola.lab.worker import one_thread
 from hemiola.training import Training
 
 _CHUNK = 1000
@@ -70,14 +71,16 @@ def run_norms(given: dict[str, Any], data: Path | None) -> list[float]:
     (cell,) = Experiment(given).cells
     plan, make_cluster = cell.plan(data)
     training = Training(plan, make_cluster)
-    found = [square_norm(plan.task, training.read(0))]
+    found: list[float] = []
 
     def note(training: Training) -> bool:
         if training.epochs >= len(found) - 1e-9 and training.status == "running":
             found.append(square_norm(plan.task, training.read(training.version)))
         return True
 
-    training.run(note)
+    with one_thread():
+        found.append(square_norm(plan.task, training.read(0)))
+        training.run(note)
     return found
 
 
