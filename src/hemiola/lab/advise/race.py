@@ -30,7 +30,7 @@ from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
 from hemiola.lab.advise.advice import Advice, verdict
 from hemiola.lab.advise.candidates import ADAPTIVE_RATES, ORDINARY, Table, candidates, without_order
-from hemiola.lab.advise.laps import Clock, Lap, LapTrace, run_lap
+from hemiola.lab.advise.laps import Clock, Lap, LapTrace, end_with_parent, run_lap
 from hemiola.lab.advise.measure import refuse_short_trace
 from hemiola.lab.experiment import Experiment
 from hemiola.timing.delays import parse_delay
@@ -426,7 +426,7 @@ def _executor(jobs: int) -> Executor:
         return _Here()
     context = get_context("forkserver")
     context.set_forkserver_preload(["hemiola.lab.advise.laps"])
-    return ProcessPoolExecutor(jobs, mp_context=context)
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent)
 
 
 class _Here(Executor):
