@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from hemiola.lab.experiment import Experiment
+from hemiola.lab.worker import one_thread
 from hemiola.training import Training
 
 SURE = 3  # evaluations in a row below the target; what comes after tells nothing about when it was reached
@@ -130,7 +131,6 @@ def end_with_parent() -> None:
 
 def run_lap(lap: Lap) -> LapTrace:
     """Train one candidate."""
-    torch.set_num_threads(1)
     tick = time.monotonic if lap.clock == "wall" else time.process_time
     began, computing = tick(), time.process_time()
     given = {
@@ -146,7 +146,7 @@ def run_lap(lap: Lap) -> LapTrace:
     def goes_on(training: Training) -> bool:
         return not _through(training, lap.target) and tick() - began < lap.allowed
 
-    with torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         plan, make_cluster = cell.plan(lap.data)
         training = Training(plan, make_cluster)
         ready = time.process_time()

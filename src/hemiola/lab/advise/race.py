@@ -24,8 +24,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
 from hemiola.lab.advise.advice import Advice, verdict
@@ -434,11 +432,7 @@ class _Here(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        threads = torch.get_num_threads()
-        try:
-            done.set_result(fn(*args, **kwargs))
-        finally:
-            torch.set_num_threads(threads)
+        done.set_result(fn(*args, **kwargs))
         return done
 
 
