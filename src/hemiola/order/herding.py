@@ -149,7 +149,7 @@ class Monitor:
         epochs = dict.fromkeys([epoch for epoch, _, _ in update])
         for epoch in epochs:
             mine = update if len(epochs) == 1 else [seen for seen in update if seen[0] == epoch]
-            # Copied now, when they are in the cache, and without what belongs to others from here on.
+            # A copy, so that whole rows neither stay in memory nor get into checkpoints.
             rows = np.concatenate([found[:, ::every] for _, _, found in mine])
             kept = [worker for _, worker, _ in mine], [len(found) for _, _, found in mine], rows
             self._waiting.setdefault(epoch, []).append(kept)

@@ -148,7 +148,7 @@ def test_a_slow_link_asks_for_a_period(short):
     assert len(Experiment(slow.experiment()).cells) == 5 * len(slow.experiment()["run"])
 
 
-def test_a_rate_that_does_not_learn_with_another_seed_sets_no_target(monkeypatch):
+def test_a_rate_that_does_not_learn_with_another_seed_sets_no_target():
     """A lucky seed may end lowest at a rate whose other seed ends above its start: a target that is met before it."""
 
     def run(losses):
