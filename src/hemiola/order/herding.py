@@ -22,7 +22,8 @@ from hemiola.contracts import Order, State, Total, Visit
 from hemiola.streams import stream
 
 WATCHED = 32  # numbers of a row that are watched, about
-BLOCK = 64  # steps that are taken in together
+BLOCK = 64  # steps whose sums are found together
+BLOCKS = 8  # such blocks that wait and are then taken in together: fewer calls cost less
 POINTS = 4096  # of an epoch at which the sum so far is known, at most
 SAMPLE = 512  # rows of an epoch that the bound of a random order is found from
 LOWER = np.tri(BLOCK, dtype=np.float32)
@@ -30,7 +31,7 @@ LOWER = np.tri(BLOCK, dtype=np.float32)
 Seen = tuple[int, int, np.ndarray]
 """A visit as the monitor sees it: epoch, worker, rows."""
 
-Update = tuple[list[int], list[int], np.ndarray]
+Update = tuple[tuple[int, ...], tuple[int, ...], np.ndarray]
 """What is kept of an update's visits in one epoch: their workers, how many rows each has, and the watched numbers."""
 
 
@@ -145,17 +146,21 @@ class Monitor:
         """Take note of an update's visits. An epoch that is complete is finished."""
         if not update:
             return
-        every = update[0][2].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
-        epochs = dict.fromkeys([epoch for epoch, _, _ in update])
-        for epoch in epochs:
-            mine = update if len(epochs) == 1 else [seen for seen in update if seen[0] == epoch]
-            # A copy, so that whole rows neither stay in memory nor get into checkpoints.
-            rows = np.concatenate([found[:, ::every] for _, _, found in mine])
-            kept = [worker for _, worker, _ in mine], [len(found) for _, _, found in mine], rows
-            self._waiting.setdefault(epoch, []).append(kept)
-            self._held += len(rows)
+        epochs, workers, found = zip(*update, strict=True)
+        every = found[0].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
+        if epochs.count(epochs[0]) == len(epochs):
+            self._keep(epochs[0], workers, [rows[:, ::every] for rows in found])
+        else:
+            for epoch in dict.fromkeys(epochs):
+                mine = [seen for seen in update if seen[0] == epoch]
+                self._keep(epoch, tuple(seen[1] for seen in mine), [seen[2][:, ::every] for seen in mine])
         if self._held >= self._room:
             self._take_in(total)
+
+    def _keep(self, epoch: int, workers: tuple[int, ...], found: list[np.ndarray]) -> None:
+        rows = np.concatenate(found)  # a copy, so that whole rows neither stay in memory nor get into checkpoints
+        self._waiting.setdefault(epoch, []).append((workers, tuple(map(len, found)), rows))
+        self._held += len(rows)
 
     def _take_in(self, total: Total | None) -> None:
         waiting, self._waiting, self._held = self._waiting, {}, 0
@@ -167,7 +172,7 @@ class Monitor:
             if trace.rows >= self._units:
                 self.finish(epoch, total)
         left = min((self._units - trace.rows for trace in self._traces.values()), default=self._units)
-        self._room = min(left, BLOCK * len(updates[-1][0]))
+        self._room = min(left, BLOCKS * BLOCK * len(updates[-1][0]))
 
     def finish(self, epoch: int, total: Total | None) -> None:
         """No more rows of this epoch will come. ``total`` adds up over ranks that hold slices of the rows."""
@@ -228,7 +233,7 @@ class Monitor:
             epoch: EpochTrace.from_state(saved, self._picks(epoch)) for epoch, saved in state["traces"].items()
         }
         self._waiting = {
-            epoch: [(list(workers), list(lengths), _array(rows)) for workers, lengths, rows in updates]
+            epoch: [(tuple(workers), tuple(lengths), _array(rows)) for workers, lengths, rows in updates]
             for epoch, updates in state["waiting"].items()
         }
         self._held = sum(len(rows) for updates in self._waiting.values() for _, _, rows in updates)

@@ -382,3 +382,11 @@ def test_no_value_anywhere_breaks_the_report(tmp_path, folders, log, rows, exper
     assert made.payload["state"]["scale"] in ("log", "linear")
     assert table(summary)
     assert all(sentences(summary))
+
+
+def test_a_headline_takes_the_place_of_the_conclusion(demo):
+    made = summary_of(demo)
+    html = render(made, "Everything together is 5 < 6 times sooner.")
+    assert '<p class="conclusion">Everything together is 5 &lt; 6 times sooner.</p>' in html
+    assert html.count('class="conclusion"') == 1
+    assert sentences(made)[0] not in html.split("</header>")[0]

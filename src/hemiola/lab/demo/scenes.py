@@ -136,7 +136,7 @@ def play(
         for line in scene.tell(told):
             say(f"        {line}")
     assert told is not None
-    page = write_page(told, out / "report.html")
+    page = write_page(told, out / "report.html", headline(told))
     say(f"\n{headline(told)}")
     say(
         f"Every run at its own learning rate, {len(told.runs[0].best.curves)} paired seeds, intervals of 95 %, "

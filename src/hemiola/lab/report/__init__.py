@@ -52,11 +52,11 @@ def write_report(folders: Folders, out: Path | str | None = None) -> Path:
     return write_page(summary, summary.folder.paths[0] / "report.html" if out is None else Path(out))
 
 
-def write_page(summary: Summary, path: Path) -> Path:
-    """The same from what has been read already."""
+def write_page(summary: Summary, path: Path, headline: str | None = None) -> Path:
+    """The same from what has been read already; ``headline``: what the page says first, if not its own conclusions."""
     from hemiola.lab.report.page import render
 
-    return write_whole(path, render(summary))
+    return write_whole(path, render(summary, headline))
 
 
 def write_figure(folders: Folders, figure: str | Path) -> Path:

@@ -43,14 +43,15 @@ from hemiola.lab.report.summary import DRAWN, POLICIES, RESULTS, Ended, MeanOfSe
 from hemiola.lab.report.verdicts import BETTER, WORSE, Verdict, verdicts
 
 
-def render(summary: Summary) -> str:
-    """The page of a folder, or of several."""
+def render(summary: Summary, headline: str | None = None) -> str:
+    """The page of a folder, or of several; ``headline``: what it says first, in place of its own conclusions."""
     folder, drawing = summary.folder, Drawing(summary)
     found = {verdict.run: verdict for verdict in verdicts(summary)}
     task = str(folder.task.get("name") or words.options(folder.shared.get("task", "results")))
     names = words.listed(folder.runs) if len(folder.runs) < 4 else f"{len(folder.runs)} runs compared"
     title = str(folder.experiment.get("title") or f"{task}: {names}")
-    said = "".join(f'<p class="conclusion">{escape(line)}</p>' for line in conclusion.conclusions(summary, found))
+    concluded = conclusion.conclusions(summary, found) if headline is None else [headline]
+    said = "".join(f'<p class="conclusion">{escape(line)}</p>' for line in concluded)
     body = [
         _picture(drawing),
         _results(summary),
