@@ -19,13 +19,40 @@ hypothesis.settings.register_profile("explore", derandomize=False, deadline=None
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+# Files that take longest, the longest first, measured by `pytest --durations=0`; what is not here fills the end.
+LONGEST = [
+    "clusters/test_ray_real.py",
+    "loops/test_averager_real.py",
+    "clusters/test_torch_real.py",
+    "clusters/test_ray.py",
+    "conformance/test_policies.py",
+    "lab/test_runs.py",
+    "lab/test_models.py",
+    "test_docs.py",
+    "adapters/test_frameworks_real.py",
+    "test_public_names.py",
+    "loops/test_sampler_resume.py",
+    "lab/test_experiment.py",
+    "timing/test_predict.py",
+    "timing/test_timing.py",
+    "test_own_policy_example.py",
+    "lab/test_demo.py",
+]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: real clusters wait for each other half of the time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with tests that start real clusters come first, then those with other slow tests: short ones fill the end.
+    """Files that take longest come first, then those with real clusters and other slow tests: short ones fill the end.
 
     That is what ``--dist loadfile --no-loadscope-reorder`` keeps to; the tests of a file run in one process, and what
     they share is made once. (``--dist loadgroup`` of pytest-xdist 3.8 sees no groups under pytest 9.2.)
     """
-    slowest: dict[Path, int] = {}
+    folder = Path(__file__).parent
+    slowest = {folder / name: place - len(LONGEST) for place, name in enumerate(LONGEST)}
     for item in items:
         rank = 0 if item.get_closest_marker("real") else 1 if item.get_closest_marker("slow") else 2
         slowest[item.path] = min(rank, slowest.get(item.path, rank))

@@ -421,20 +421,20 @@ class Period(Policy, Protocol):
         needs_progress: Whether ``length`` depends on the progress, so that one's own loop must say how long it is.
         clock: Set where averagings follow the clock and nobody waits for them; then ``length`` is 1, a report holds
             what a worker found since its last one, and ``averaged`` is called whenever a mean has arrived.
-        looks: Whether workers do not average after every stint, but look how far they are apart, and ``due`` decides.
+        probes: Whether workers do not average after every stint, but probe how far they are apart, and ``due`` decides.
     """
 
     local: bool = True
     needs_progress: bool = False
     clock: Clock | None = None
-    looks: bool = False
+    probes: bool = False
 
     @abstractmethod
     def length(self, lr: float, progress: float) -> int:
         """Local steps of a stint that starts now; at least 1."""
 
     def due(self, spread: float, steps: int) -> bool:
-        """After a look: whether workers that are so far apart, so many steps after the last averaging, average now."""
+        """After a probe: whether workers that are so far apart, so many steps after the last averaging, average now."""
         return True
 
     def averaged(self, seen: Averaging) -> None:
@@ -519,7 +519,7 @@ _TOLD = {"sizes", "seed", "lockstep"}
 
 CAPABILITIES: dict[type, frozenset[str]] = {
     Order: frozenset({*_OF_ALL, "unit", "wants_losses", "wants_scores", "slices", "total"} | {"meet", "adopt"} | _TOLD),
-    Period: frozenset({*_OF_ALL, "needs_progress", "clock", "looks", "due"}),
+    Period: frozenset({*_OF_ALL, "needs_progress", "clock", "probes", "due"}),
     Pace: frozenset(
         {*_OF_ALL, "late", "max_staleness", "needs_distance", "workers", "deadline", "fixed_k", "adapts", "weight"}
     ),

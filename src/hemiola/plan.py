@@ -108,9 +108,9 @@ def check_policies(period: Period, pace: Pace, exchange: Exchange) -> None:
     """Refuse what does not go together; after ``pace.begin``."""
     exchange.check(period.local)
     plain = exchange.overlap == 0 and exchange.balance == "none" and exchange.weigh is None
-    if period.looks and not (pace.lockstep and plain):
+    if period.probes and not (pace.lockstep and plain):
         raise InputError(
-            "a period that looks how far workers are apart needs all of them to meet after the same steps: leave the "
+            "a period that probes how far workers are apart needs all of them to meet after the same steps: leave the "
             "pace as it is by default, and overlap, balance and weigh out"
         )
     if exchange.overlap != 0 and not pace.lockstep:

@@ -86,7 +86,7 @@ def check_period(
         _check_state(period, "period")
     asynchronous = {"pace": {"name": "k-async", "k": max(1, workers - 1)}, "cluster": STRAGGLING}
     falling = {"optimizer": {"lr": 0.2, "schedule": {"name": "MultiStepLR", "milestones": [0.5]}}}
-    if period.looks:  # all workers meet for a look
+    if period.probes:  # all workers meet for a probe
         _check_runs("period", make, 1, workers, [{}, falling], [cluster for cluster in clusters if cluster != "ray"])
     elif period.clock is None:
         _check_runs("period", make, 1, workers, [{}, falling, asynchronous], clusters)

@@ -172,7 +172,7 @@ def test_a_narrow_wire_sends_less_and_trains_as_well(cluster: str, trained) -> N
 @pytest.mark.parametrize("name", ["synchronous", "balanced", "local", "both", "spoilt", "deck", "outer", "fda", "fp32"])
 def test_every_cluster_gives_what_the_simulated_one_gives(cluster: str, name: str, trained) -> None:
     if name not in trained(cluster):
-        pytest.skip("workers that report to a server do not meet for a look")
+        pytest.skip("workers that report to a server do not meet for a probe")
     real, simulated = trained(cluster)[name], trained("simulated")[name]
     assert real.updates == simulated.updates
     assert real.counts == simulated.counts

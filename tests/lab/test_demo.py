@@ -59,6 +59,19 @@ def test_what_is_not_shown_is_not_said():
     assert "not shown" in headline(lucky)
 
 
+def test_what_takes_longer_is_told_as_that():
+    def told(*speeds):
+        ordinary = [falling(0.1)] * 3
+        return SCENES[1].tell(summary(ordinary=ordinary, ADPSGD=[falling(speed) for speed in speeds]))
+
+    assert told(0.2, 0.2, 0.2) == ["ADPSGD reaches a gap of 0.028 2 times (2 to 2) sooner"]
+    assert told(0.1, 0.2, 0.4)[0].endswith(" sooner: no gain is shown")
+    assert told(0.095, 0.095, 0.095) == [
+        "ADPSGD takes 1.1 times (1.1 to 1.1) as long as the ordinary way to a gap of 0.028"
+    ]
+    assert told(0.09, 0.09, 0.11)[0].endswith("to a gap of 0.028: no difference is shown")
+
+
 def test_the_combination_that_does_not_work_is_told_against_the_part_that_does():
     def told(speed):
         return SCENES[-1].tell(

@@ -14,6 +14,7 @@ from hemiola.lab import cli
 from hemiola.lab.report.log import Log
 from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce import docs, run
+from hemiola.lab.reproduce import table as tables
 from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.functions import Parts
 from hemiola.lab.reproduce.numbers import Measured, fit_slope, measure
@@ -86,14 +87,15 @@ def test_numbers_and_pictures_read_runs_that_there_are(name, quick):
 
 
 @WITH_FILES
-def test_a_claim_names_the_data_it_needs(name):
+@VERSIONS
+def test_a_claim_names_the_data_it_needs(name, quick):
     claim = claim_named(name)
     needed = set()
-    for file in claim.files:
-        for cell in load_experiment(file, quick=False).cells:
+    for file in claim.files_of(quick):
+        for cell in load_experiment(file, quick).cells:
             task = cell.settings.task if isinstance(cell.settings.task, dict) else {"name": cell.settings.task}
             needed |= {task["task"], "minilm"} if "task" in task else set(TASKS[task["name"]].data)
-    assert set(claim.data) == needed
+    assert set(claim.data_of(quick)) == needed
     assert needed <= set(SETS)
 
 
@@ -463,7 +465,7 @@ def test_states_of_a_folder(tmp_path):
         with pytest.raises(InputError, match="another hemiola reproduce is working in it"), there.opened(resume=True):
             pass
     assert there.state == "stopped"
-    there.save(Finding({"a": Measured(math.inf, math.nan, 3)}, False, "No.", 1.0, "0"))
+    there.save(Finding({"a": Measured(math.inf, math.nan, 3)}, False, "No.", 1.0, "0", "d"))
     assert there.state == "not reproduced"
     saved = there.outcome().numbers["a"]
     assert (saved.value, saved.seeds) == (math.inf, 3)
@@ -480,6 +482,20 @@ def test_the_page_of_results_is_what_the_command_writes():
     if not docs.measured_path().exists():
         pytest.skip("no claim has been gathered yet")
     assert (ROOT / "docs/results.md").read_text(encoding="utf-8") == docs.results_page()
+
+
+def test_a_result_belongs_to_what_was_run(monkeypatch):
+    claim = claim_named("adasync")
+    full, quick = claim.definition(quick=False), claim.definition(quick=True)
+    assert full != quick
+    first = claim.numbers[0]
+    farther = claim.model_copy(update={"numbers": [first.model_copy(update={"reach": 0.5}), *claim.numbers[1:]]})
+    assert farther.definition(quick=False) != full
+    told = claim.model_copy(update={"remark": "Said otherwise.", "checks": claim.checks[:1]})
+    assert told.definition(quick=False) == full  # checks are judged anew wherever they are shown
+    given = tables._given
+    monkeypatch.setattr(tables, "_given", lambda *which: given(*which) | {"workers": 9})
+    assert claim.definition(quick=False) != full
 
 
 def test_every_measured_claim_has_its_picture():
@@ -513,7 +529,8 @@ def test_writing_the_page(tmp_path, monkeypatch):
         with there.opened(resume=False):
             there.write("picture.svg", "<svg/>")
             number = claim_named("herding").checks[0].number
-            there.save(Finding({number: Measured(17.25, 0.5, 3)}, True, "Reproduced. Yes.", 0.25, "0"))
+            definition = claim_named("herding").definition(quick=True)
+            there.save(Finding({number: Measured(17.25, 0.5, 3)}, True, "Reproduced. Yes.", 0.25, "0", definition))
         code, text = hemiola("reproduce", "--docs", "--out", tmp_path / "out")
         assert code == 0
         page = (tmp_path / "docs/results.md").read_text()
@@ -523,5 +540,13 @@ def test_writing_the_page(tmp_path, monkeypatch):
         assert (tmp_path / "docs/results/herding.svg").read_text() == "<svg/>"
         assert docs.known_minutes("herding", quick=True) == 0.25
         assert hemiola("reproduce", "herding", "--docs")[0] == 2
+        with there.opened(resume=True):
+            there.save(
+                Finding({number: Measured(17.25, 0.5, 3)}, True, "Reproduced. Yes.", 0.25, "0", "of another one")
+            )
+        assert hemiola("reproduce", "--docs", "--out", tmp_path / "out")[0] == 0
+        page = (tmp_path / "docs/results.md").read_text()
+        assert "| [herding](#herding) | not run |  | not run |  |" in page
+        assert "17.25" not in page
     finally:
         docs._measured.cache_clear()

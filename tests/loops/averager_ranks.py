@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hemiola.clusters.look import Look
+from hemiola.clusters.probe import DriftProbe
 from hemiola.errors import InputError
 from hemiola.loops.averager import Averager
 from hemiola.peers import RankLostError
@@ -460,13 +460,13 @@ def outer(rank, group):
 
 
 def fda(rank, group):
-    """Averaging when the ranks are far apart: looks, thresholds, uneven ends, an evaluation in between, one resume."""
+    """Averaging when the ranks are far apart: probes, thresholds, uneven ends, an evaluation in between, one resume."""
     everyone = [torch.randn(5000, generator=torch.Generator().manual_seed(r)) + 0.5 for r in range(4)]
-    look = Look(5000)
+    probe = DriftProbe(5000)
     drifts = torch.stack(everyone).double()
     result = {
-        "looked": look.between(everyone[rank], meet=False),
-        "asked": look.between(everyone[rank] if rank else None, meet=rank == 0),
+        "probed": probe.between(everyone[rank], meet=False),
+        "asked": probe.between(everyone[rank] if rank else None, meet=rank == 0),
         "spreads": [(d - d.mean(0)).square().sum(1).mean().item() for d in (drifts, drifts[1:])],
     }
 

@@ -274,7 +274,7 @@ def test_fda_averages_when_the_ranks_are_far_apart(results):
     ranks = results("fda")
     for rank in ranks:
         for (spread, asked), true, expected in zip(
-            (rank["looked"], rank["asked"]), rank["spreads"], (False, True), strict=True
+            (rank["probed"], rank["asked"]), rank["spreads"], (False, True), strict=True
         ):
             assert spread == pytest.approx(true, rel=0.2)
             assert asked is expected

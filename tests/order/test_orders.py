@@ -291,11 +291,11 @@ def test_state_is_plain_and_refuses_what_is_foreign(name):
     torch.save(order.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    assert (state["kind"], state["version"]) == (name, 6)
+    assert (state["kind"], state["version"]) == (name, 7)
     make(name, [9]).load_state_dict(state)
     with pytest.raises(InputError, match=f"not the state of a '{name}'"):
         make(name, [9]).load_state_dict({**state, "kind": "adaptive"})
-    with pytest.raises(InputError, match="version 1, this hemiola reads 6"):
+    with pytest.raises(InputError, match="version 1, this hemiola reads 7"):
         make(name, [9]).load_state_dict({**state, "version": 1})
     with pytest.raises(InputError, match=r"sizes = \[9\], this run has \[8\]"):
         make(name, [8]).load_state_dict(state)

@@ -129,7 +129,7 @@ def test_it_is_resumed_bit_for_bit_and_looks_cost_bytes():
     assert torch.equal(weights(whole), weights(second))
     assert whole.cluster.now == second.cluster.now
     assert [worker["used"] for worker in whole.ledger.per_worker()] == [len(shard) for shard in whole.plan.shards]
-    # 43 looks of 653 float32 numbers beside the averagings' int8 messages, round a ring of seven
+    # 43 probes of 653 float32 numbers beside the averagings' int8 messages, round a ring of seven
     averagings = whole.averages.count * (12 / 7) * whole.cluster.sender.message_bytes
     assert whole.averages.bytes_per_worker - averagings >= 43 * (12 / 7) * 4 * 653
 
@@ -139,8 +139,8 @@ def test_it_is_resumed_bit_for_bit_and_looks_cost_bytes():
     [
         ({"period": {"name": "fda", "most": 1}}, "period: most must be at least 2, got 1"),
         ({"period": "fda", "cluster": "ray"}, "period.name: 'fda' needs workers that meet after every stint"),
-        ({"period": "fda", "pace": {"name": "k-async", "k": 2}}, "period: a period that looks how far workers are"),
-        ({"period": {"name": "fda", "overlap": 1}}, "period: a period that looks how far workers are apart"),
+        ({"period": "fda", "pace": {"name": "k-async", "k": 2}}, "period: a period that probes how far workers are"),
+        ({"period": {"name": "fda", "overlap": 1}}, "period: a period that probes how far workers are apart"),
     ],
 )
 def test_bad_input_is_one_line(fields, line):

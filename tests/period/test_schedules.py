@@ -38,6 +38,7 @@ def test_counts_of_the_table_in_the_method():
     assert [averagings(Constant(p=p)) for p in (4, 6, 8, 16)] == [220, 147, 110, 55]
     assert averagings(Decreasing(start=16, end=4)) == 28 + 108  # the 28th long stint ends at step 448
     assert averagings(PostLocal(switch=0.5, p=16)) == 440 + 28
+    assert averagings(PostLocal(base=4, switch=0.5, p=16)) == 110 + 28
     assert averagings(QSR(base=4, alpha=0.2), lr=drops) == 110 + 2  # then 400 steps, then whatever is left
 
 
@@ -118,6 +119,7 @@ def test_nothing_measured_changes_a_schedule():
         (lambda: Decreasing(start=4, end=8), "end must be at most start = 4, got 8"),
         (lambda: PostLocal(switch=1.5), "switch must be above 0 and below 1, got 1.5"),
         (lambda: PostLocal(p=0), "p must be at least 1, got 0"),
+        (lambda: PostLocal(base=0), "base must be at least 1, got 0"),
         (lambda: QSR(base=0), "base must be at least 1, got 0"),
         (lambda: QSR(alpha=0.0), "alpha must be above 0 and below inf, got 0"),
     ],

@@ -47,6 +47,14 @@ def test_a_law_parses_back_and_its_draws_have_the_prefix_property(law):
     assert few.tolist() == many[:5].tolist()
 
 
+def test_an_exponential_is_that_of_scipy():
+    law, expected = parse_delay("shifted-exponential(1, 2)").scipy, stats.expon(loc=1, scale=2)
+    assert (law.mean(), law.var()) == (expected.mean(), expected.var())
+    times, shares = [-1.0, 0.5, 1.0, 1.5, 4.0, 90.0, np.inf], [0.0, 1e-300, 1e-9, 0.25, 0.5, 1.0]
+    for name, at in (("cdf", times), ("sf", times), ("ppf", shares), ("isf", shares)):
+        np.testing.assert_allclose(getattr(law, name)(at), getattr(expected, name)(at), rtol=1e-14, err_msg=name)
+
+
 def test_a_lognormal_has_its_coefficient_of_variation():
     law = parse_delay("lognormal(3, 0.5)").scipy
     assert np.sqrt(law.var()) / law.mean() == pytest.approx(0.5)

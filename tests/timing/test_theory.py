@@ -101,6 +101,14 @@ def test_order_statistics_of_a_trace_by_hand():
     assert mean_spacings(whole, 8) == pytest.approx(steps)
 
 
+@pytest.mark.parametrize("workers", [2, 16, 1000])
+def test_spacings_of_any_number_of_workers(workers):
+    law = Empirical(np.random.default_rng(0).exponential(size=50))
+    counts, shares = np.arange(1, workers)[:, None], law.cdf(law.values)[:-1]
+    expected = stats.binom.pmf(counts, workers, shares) @ np.diff(law.values)
+    np.testing.assert_allclose(mean_spacings(law, workers), expected, rtol=1e-11)
+
+
 def test_cancelled_delays_are_not_forgotten():
     # K-sync with K = 4 of 8 and true mean 2: the finished delays alone are far too short.
     draws = np.sort(parse_delay("exponential(2)").sample(np.random.default_rng(0), 8 * 400).reshape(400, 8), axis=1)

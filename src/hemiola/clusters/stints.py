@@ -3,8 +3,8 @@
 Three ways, all giving the same numbers to float tolerance (tests compare them):
 
 * gradients of many workers at the same weights: one forward and backward over all their examples, each weighted;
-* local steps of many workers at different weights: parameters stacked and the forward pass vmapped, where measuring
-  showed this to be faster;
+* local steps of many workers at different weights: parameters stacked (``many_weights.py``), where measuring showed
+  this to be faster;
 * one worker after the other: everything else (BatchNorm, recurrent layers, convolutions with real batches, sketches
   under local steps).
 """
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from hemiola.clusters.batches import BatchReader, Read
+from hemiola.clusters.many_weights import ManyWeights
 from hemiola.contracts import Batch, Directions, State, Stint, TaskLike
 from hemiola.flat import FlatModel
 from hemiola.gradients.layers import working_type
@@ -106,6 +106,7 @@ class StintRunner:
             )
         kinds = [type(module) for module in self.flat.module.modules()]
         self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
+        self._many = ManyWeights(self.flat, task.losses)
         self._stacks = not self.flat.has_buffers and not any(issubclass(kind, nn.RNNBase) for kind in kinds)
 
     # ------------------------------------------------------------------------------------------- gradients, p = 1
@@ -285,28 +286,18 @@ class StintRunner:
         stint: Stint,
         index: int,
     ) -> tuple[list[float], Tensor, list[Tensor | None]]:
-        """Gradients at different weights in one call: the forward pass vmapped over workers, one backward for all."""
+        """Gradients at different weights in one call."""
         read = self.reader.read(batches)
-        workers = len(batches)
-        leaf = weights.detach().requires_grad_()
-
-        def loss(parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            each = self.task.losses(functional_call(self.flat.module, parameters, (inputs,)), targets)
-            return each.mean(), each.detach()
-
         self._prepare(stint, index)
-        inputs = read.inputs.view(workers, -1, *read.inputs.shape[1:])
-        targets = read.targets.view(workers, -1, *read.targets.shape[1:])
-        losses, each = vmap(loss, randomness="different")(self.flat.split(leaf), inputs, targets)
-        (gradients,) = torch.autograd.grad(losses.sum(), leaf)
-        rows: list[Tensor | None] = [None] * workers
+        losses, gradients = self._many.gradients(weights, read.inputs, read.targets)
+        rows: list[Tensor | None] = [None] * len(batches)
         if any(wanted):
             sketches = None if self.unit_gradients is None else self.unit_gradients.sketched(gradients)
-            pieces = torch.split(self._rows(sketches, each.flatten(), read), read.units)
+            pieces = torch.split(self._rows(sketches, losses.flatten(), read), read.units)
             rows = [piece if want else None for piece, want in zip(pieces, wanted, strict=True)]
         if self.task.l2:
             gradients = gradients.add(weights, alpha=self.task.l2)
-        return losses.tolist(), gradients, rows
+        return losses.mean(1).tolist(), gradients, rows
 
     # --------------------------------------------------------------------------------------------------- one backward
 

@@ -258,7 +258,7 @@ class Recorder:
         if recording.examples > 1 and not self._known.get(number, False):
             return
         try:
-            recording.add(layer, self._slots[number], kept, b.detach())
+            recording.add(layer, self._slots[number], kept, b)
         except Exception as error:
             self.leave_out(number, error)
 

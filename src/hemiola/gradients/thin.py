@@ -19,7 +19,7 @@ from __future__ import annotations
 from hemiola.gradients.layers import Dense, Layer, Projecting
 
 LAYERS = 8
-OUTPUTS = 128
+OUTPUTS = 40
 POSITIONS = 8
 
 # Linear layers that hold at least this share of the weights speak for the convolutions too.

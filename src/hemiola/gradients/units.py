@@ -261,12 +261,11 @@ class UnitGradients:
 
     def _mean_rows(self, examples: Tensor, weights: Tensor, rows: Tensor, units: int) -> Tensor:
         """Mean of the examples' rows over each unit, after taking their weights out."""
-        counts = torch.bincount(rows, minlength=units).to(examples.dtype)
-        scaled = examples / (weights.to(examples.dtype) * counts[rows]).unsqueeze(1)
+        weights = weights.to(examples.dtype)
         if units == len(rows):
-            out = torch.empty_like(scaled)
-            out[rows] = scaled
-            return out
+            return (examples / weights.unsqueeze(1))[rows.argsort()]
+        counts = torch.bincount(rows, minlength=units).to(examples.dtype)
+        scaled = examples / (weights * counts[rows]).unsqueeze(1)
         return examples.new_zeros(units, examples.shape[1]).index_add_(0, rows, scaled)
 
     def _add_up(self, out: Tensor, found: tuple[Tensor | None, ...]) -> None:

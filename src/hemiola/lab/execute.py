@@ -193,9 +193,9 @@ def _run_all(
 
 def _may_start(cell: Cell, active: list[_Active], jobs: int) -> bool:
     """A real cluster has the machine to itself: cells side by side would be each other's stragglers."""
-    if any(one.cluster().real for one in [cell, *(running.cell for running in active)]):
-        return not active
-    return len(active) < jobs
+    if not active:
+        return True
+    return len(active) < jobs and not any(one.cluster().real for one in [cell, *(running.cell for running in active)])
 
 
 def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:

@@ -34,7 +34,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from hemiola.clusters.look import Look
+from hemiola.clusters.probe import DriftProbe
 from hemiola.contracts import Averaging, Period, State
 from hemiola.errors import InputError
 from hemiola.loops.agreement import check_same, copy_from_first, learning_rates, refuse
@@ -170,9 +170,9 @@ class Averager:
             self.outer.check(self.period)
         if self.period.clock is not None:
             _check_clocked(type(self.period).__name__, self.exchange)
-        if self.period.looks and overlap != 0:
+        if self.period.probes and overlap != 0:
             raise InputError(f"overlap = {overlap!r} is not for period {type(self.period).__name__}; leave it 0")
-        if self.period.looks and balance != "none":
+        if self.period.probes and balance != "none":
             raise InputError(f"balance = {balance!r} is not for period {type(self.period).__name__}; leave it out")
         self.model, self.optimizer = model, unwrapped(optimizer)
         self.steps = None if steps is None else whole("steps", steps, 1)
@@ -203,7 +203,7 @@ class Averager:
         self._attendance: Attendance | None = None
         self._anchored: Anchored | None = None
         self._background: BackgroundAveraging | None = None  # where averagings follow the clock
-        self._look: Look | None = None  # where ranks look how far they are apart
+        self._probe: DriftProbe | None = None  # where ranks probe how far they are apart
         self._resumed: State | None = None
 
     # ---------------------------------------------------------------------------------------------------- the context
@@ -253,7 +253,7 @@ class Averager:
             if self._resumed is not None:
                 self._anchored.load_state_dict(self._resumed["anchored"])
         self._resumed = None
-        self._look = Look(layout.counted) if self.period.looks and self._group is not None else None
+        self._probe = DriftProbe(layout.counted) if self.period.probes and self._group is not None else None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -330,7 +330,7 @@ class Averager:
         pending = self._ready.pending
         if pending is not None and (self._step >= pending.due or self._local >= self._length):
             self._apply()
-        if self._look is not None and self._local >= self._length and not self._apart(Kind.AVERAGE):
+        if self._probe is not None and self._local >= self._length and not self._apart(Kind.AVERAGE):
             rate, progress = max(learning_rates(self.optimizer)), self._progress(self._step)
             self._length += self.period.length(rate, progress)
         if self._local >= self._length:
@@ -341,16 +341,16 @@ class Averager:
         self._clock = time.perf_counter()
 
     def _apart(self, kind: Kind) -> bool:
-        """Look how far the ranks are apart, and decide on all of them whether they average now.
+        """Probe how far the ranks are apart, and decide on all of them whether they average now.
 
-        Every exchange comes after a look, so that a rank whose loop is over, and which looks on, is there for it.
+        Every exchange comes after a probe, so that a rank whose loop is over, and which probes on, is there for it.
         """
-        if self._look is None or self._attendance is None:
+        if self._probe is None or self._attendance is None:
             return False
-        with self._checkpoint_if_lost(), self._attendance.exchange(f"the look at step {self._step}"):
+        with self._checkpoint_if_lost(), self._attendance.exchange(f"the probe at step {self._step}"):
             drift = self._ready.drift() if kind in (Kind.AVERAGE, Kind.PREVIEW) else None
-            spread, wanted = self._look.between(drift, kind != Kind.AVERAGE, self._group)
-        self.bytes_sent += int(ring_bytes(self._look.bytes, dist.get_world_size(self._group)))
+            spread, wanted = self._probe.between(drift, kind != Kind.AVERAGE, self._group)
+        self.bytes_sent += int(ring_bytes(self._probe.bytes, dist.get_world_size(self._group)))
         return wanted or self.period.due(spread, self._local)
 
     def _cut(self, length: int) -> int:

@@ -11,7 +11,7 @@ from hemiola.errors import InputError
 from hemiola.state import own_state, stamped
 from hemiola.streams import stream
 
-VERSION = 6
+VERSION = 7
 
 
 def check_begin(sizes: Sequence[int]) -> list[int]:

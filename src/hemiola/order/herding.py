@@ -24,6 +24,7 @@ from hemiola.streams import stream
 WATCHED = 32  # numbers of a row that are watched, about
 BLOCK = 64  # steps whose sums are found together
 BLOCKS = 8  # such blocks that wait and are then taken in together: fewer calls cost less
+AT_HAND = 1 << 16  # numbers of rows that are left where they are, so that many are copied in one call
 POINTS = 4096  # of an epoch at which the sum so far is known, at most
 SAMPLE = 512  # rows of an epoch that the bound of a random order is found from
 LOWER = np.tri(BLOCK, dtype=np.float32)
@@ -31,8 +32,11 @@ LOWER = np.tri(BLOCK, dtype=np.float32)
 Seen = tuple[int, int, np.ndarray]
 """A visit as the monitor sees it: epoch, worker, rows."""
 
-Update = tuple[tuple[int, ...], tuple[int, ...], np.ndarray]
-"""What is kept of an update's visits in one epoch: their workers, how many rows each has, and the watched numbers."""
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
+"""The workers of an update's visits in one epoch, and how many rows each has."""
+
+Group = tuple[list[Shape], np.ndarray]
+"""What is kept of some updates: their shapes, and the watched numbers of all their rows."""
 
 
 class EpochTrace:
@@ -53,9 +57,9 @@ class EpochTrace:
         self.counts: list[np.ndarray] = []  # rows in the sum at each point
         self.sample: list[np.ndarray] = []
 
-    def take_in(self, updates: list[Update]) -> None:
+    def take_in(self, groups: list[Group]) -> None:
         """Move on to where the rows of these updates lead; one that is not finite counts as zero."""
-        rows = np.concatenate([found for _, _, found in updates])
+        rows = np.concatenate([watched for _, watched in groups])
         finite = np.ones(len(rows), bool)
         with np.errstate(invalid="ignore", over="ignore"):  # where rows are not finite, their sum has nothing to say
             total = rows.sum()
@@ -64,7 +68,7 @@ class EpochTrace:
             rows[~finite] = 0
         first, last = np.searchsorted(self.picks, (self.rows, self.rows + len(rows)))
         self.sample.append(rows[self.picks[first:last] - self.rows])
-        self._move(*_steps(rows, finite, updates))
+        self._move(*_steps(rows, finite, [shape for shapes, _ in groups for shape in shapes]))
         self.rows += len(rows)
 
     def _move(self, sums: np.ndarray, counts: np.ndarray) -> None:
@@ -97,10 +101,9 @@ class EpochTrace:
         return trace
 
 
-def _steps(rows: np.ndarray, finite: np.ndarray, updates: list[Update]) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of the rows of each step of these updates, and how many they are."""
-    shapes, width = [(workers, lengths) for workers, lengths, _ in updates], rows.shape[1]
-    workers, lengths = shapes[0]
+def _steps(rows: np.ndarray, finite: np.ndarray, shapes: list[Shape]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of the rows of each step of updates with these shapes, and how many they are."""
+    width, (workers, lengths) = rows.shape[1], shapes[0]
     if shapes.count(shapes[0]) == len(shapes) and len({*workers}) == len(workers) * len({*lengths}):
         shape = len(shapes), len(workers), lengths[0]  # one visit as long of every worker in every update
         return rows.reshape(*shape, width).sum(1).reshape(-1, width), finite.reshape(shape).sum(1).ravel()
@@ -137,8 +140,11 @@ class Monitor:
     def __init__(self, units: int, seed: int) -> None:
         self._units, self._seed = units, seed
         self._traces: dict[int, EpochTrace] = {}
-        self._waiting: dict[int, list[Update]] = {}  # by epoch, what was not taken in yet: many at a time cost less
-        self._held, self._room = 0, 0  # rows of them, and how many may wait
+        self._fresh: list[np.ndarray] = []  # rows that were not copied yet, all of one epoch,
+        self._fresh_epoch = -1  # this one,
+        self._shapes: list[Shape] = []  # and the shapes of their updates
+        self._waiting: dict[int, list[Group]] = {}  # by epoch, what was not taken in yet: many at a time cost less
+        self._held, self._room = 0, 0  # rows of both, and how many may be held
         self._found: dict[str, float] = {}
         self._newest = -1  # epoch that it is of
 
@@ -147,36 +153,50 @@ class Monitor:
         if not update:
             return
         epochs, workers, found = zip(*update, strict=True)
-        every = found[0].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
         if epochs.count(epochs[0]) == len(epochs):
-            self._keep(epochs[0], workers, [rows[:, ::every] for rows in found])
+            self._keep(epochs[0], workers, found)
         else:
             for epoch in dict.fromkeys(epochs):
-                mine = [seen for seen in update if seen[0] == epoch]
-                self._keep(epoch, tuple(seen[1] for seen in mine), [seen[2][:, ::every] for seen in mine])
+                _, workers, found = zip(*[seen for seen in update if seen[0] == epoch], strict=True)
+                self._keep(epoch, workers, found)
         if self._held >= self._room:
             self._take_in(total)
 
-    def _keep(self, epoch: int, workers: tuple[int, ...], found: list[np.ndarray]) -> None:
-        rows = np.concatenate(found)  # a copy, so that whole rows neither stay in memory nor get into checkpoints
-        self._waiting.setdefault(epoch, []).append((workers, tuple(map(len, found)), rows))
-        self._held += len(rows)
+    def _keep(self, epoch: int, workers: tuple[int, ...], found: tuple[np.ndarray, ...]) -> None:
+        if epoch != self._fresh_epoch or len(self._fresh) * found[0].size > AT_HAND:
+            self._copy()
+            self._fresh_epoch = epoch
+        lengths = tuple(map(len, found))
+        self._fresh += found
+        self._shapes.append((workers, lengths))
+        self._held += sum(lengths)
+
+    def _copy(self) -> None:
+        """Keep copies of the watched numbers, so that whole rows neither stay in memory nor get into checkpoints."""
+        if not self._fresh:
+            return
+        every = self._fresh[0].shape[1] // WATCHED | 1  # odd, because layers often have a power of two of inputs
+        group = self._shapes, np.concatenate([rows[:, ::every] for rows in self._fresh])
+        self._waiting.setdefault(self._fresh_epoch, []).append(group)
+        self._fresh, self._shapes = [], []
 
     def _take_in(self, total: Total | None) -> None:
+        self._copy()
         waiting, self._waiting, self._held = self._waiting, {}, 0
-        for epoch, updates in waiting.items():
+        for epoch, groups in waiting.items():
             if epoch not in self._traces:
                 self._traces[epoch] = EpochTrace(self._picks(epoch))
             trace = self._traces[epoch]
-            trace.take_in(updates)
+            trace.take_in(groups)
             if trace.rows >= self._units:
                 self.finish(epoch, total)
         left = min((self._units - trace.rows for trace in self._traces.values()), default=self._units)
-        self._room = min(left, BLOCKS * BLOCK * len(updates[-1][0]))
+        newest_workers, _ = groups[-1][0][-1]
+        self._room = min(left, BLOCKS * BLOCK * len(newest_workers))
 
     def finish(self, epoch: int, total: Total | None) -> None:
         """No more rows of this epoch will come. ``total`` adds up over ranks that hold slices of the rows."""
-        if self._waiting:
+        if self._held:
             self._take_in(total)
         trace = self._traces.pop(epoch, None)
         if trace is None:
@@ -215,13 +235,14 @@ class Monitor:
 
     def state_dict(self) -> State:
         """Plain numbers and tensors."""
+        self._copy()
         return {
             "found": dict(self._found),
             "newest": self._newest,
             "traces": {epoch: trace.state_dict() for epoch, trace in self._traces.items()},
             "waiting": {
-                epoch: [(workers, lengths, _tensor(rows)) for workers, lengths, rows in updates]
-                for epoch, updates in self._waiting.items()
+                epoch: [(shapes, _tensor(watched)) for shapes, watched in groups]
+                for epoch, groups in self._waiting.items()
             },
             "room": self._room,
         }
@@ -233,10 +254,13 @@ class Monitor:
             epoch: EpochTrace.from_state(saved, self._picks(epoch)) for epoch, saved in state["traces"].items()
         }
         self._waiting = {
-            epoch: [(tuple(workers), tuple(lengths), _array(rows)) for workers, lengths, rows in updates]
-            for epoch, updates in state["waiting"].items()
+            epoch: [
+                ([(tuple(workers), tuple(lengths)) for workers, lengths in shapes], _array(watched))
+                for shapes, watched in groups
+            ]
+            for epoch, groups in state["waiting"].items()
         }
-        self._held = sum(len(rows) for updates in self._waiting.values() for _, _, rows in updates)
+        self._held = sum(len(watched) for groups in self._waiting.values() for _, watched in groups)
         self._room = state["room"]
 
 

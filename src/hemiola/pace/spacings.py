@@ -35,7 +35,9 @@ def mean_spacings(law: Empirical, workers: int) -> Floats:
     """
     gaps, shares = np.diff(law.values), law.cdf(law.values)[:-1]
     counts = np.arange(1, workers)[:, None]
-    return np.asarray(scipy.stats.binom.pmf(counts, workers, shares[None, :]) @ gaps)
+    logs = special.xlogy(counts, shares) + special.xlog1py(workers - counts, -shares)
+    ways = -special.betaln(counts + 1, workers - counts + 1) - np.log(workers + 1)
+    return np.asarray(np.exp(ways + logs) @ gaps)
 
 
 def fit_delays(finished: Sequence[float], censored: Sequence[float]) -> Empirical:

@@ -1,6 +1,6 @@
 """FDA: average when the ranks have come far apart, not after a number of steps (arXiv 2405.20988).
 
-Every few steps the ranks look how far they are apart: they add up ||u||^2 and a short sketch of u, each rank's drift u
+Every few steps the ranks probe how far they are apart: they add up ||u||^2 and a short sketch of u, each rank's drift u
 since the last averaging, and have an estimate of the spread, mean ||u||^2 - ||mean u||^2, for a thousand numbers
 instead of a model. They average when it exceeds a threshold.
 
@@ -24,11 +24,11 @@ class FDA(Period):
 
     Args:
         most: The longest stint, in local steps; the first one has half as many.
-        every: Look after every so many steps.
+        every: Probe after every so many steps.
     """
 
     kind = "fda"
-    looks = True
+    probes = True
     saved = ("threshold",)
 
     def __init__(self, *, most: int = 64, every: int = 1) -> None:

@@ -67,17 +67,19 @@ class PostLocal(Period):
     Args:
         switch: Share of the run after which stints become longer; usually where the learning rate first drops.
         p: Period after the switch.
+        base: Period before it; 1 in the paper.
     """
 
     kind = "post-local"
     needs_progress = True
 
-    def __init__(self, *, switch: float = 0.5, p: int = 16) -> None:
+    def __init__(self, *, switch: float = 0.5, p: int = 16, base: int = 1) -> None:
         self.switch = within("switch", switch, 0.0, 1.0)
         self.p = whole("p", p, 1)
+        self.base = whole("base", base, 1)
 
     def length(self, lr: float, progress: float) -> int:
-        return 1 if progress < self.switch else self.p
+        return self.base if progress < self.switch else self.p
 
 
 class QSR(Period):

@@ -20,7 +20,7 @@ import numpy as np
 import scipy  # its parts are imported when they are first used: scipy.stats takes a second
 
 from hemiola.errors import InputError, unknown
-from hemiola.pace.laws import Empirical, Floats, Hyperexponential, Law
+from hemiola.pace.laws import Empirical, Exponential, Floats, Hyperexponential, Law
 from hemiola.streams import stream
 from hemiola.timing.traces import Trace, read_trace
 
@@ -182,15 +182,14 @@ def _constant(seconds: float) -> tuple[Law, Draw]:
 
 def _exponential(mean: float) -> tuple[Law, Draw]:
     _above(0, "exponential", mean=mean)
-    return scipy.stats.expon(scale=mean), lambda generator, n: generator.standard_exponential(n) * mean
+    return Exponential(mean), lambda generator, n: generator.standard_exponential(n) * mean
 
 
 def _shifted_exponential(shift: float, mean: float) -> tuple[Law, Draw]:
     if shift < 0:
         raise InputError(f"the shift of shifted-exponential must be at least 0, got {shift}")
     _above(0, "shifted-exponential", mean=mean)
-    law = scipy.stats.expon(loc=shift, scale=mean)
-    return law, lambda generator, n: shift + generator.standard_exponential(n) * mean
+    return Exponential(mean, shift), lambda generator, n: shift + generator.standard_exponential(n) * mean
 
 
 def _pareto(alpha: float, mean: float) -> tuple[Law, Draw]:
@@ -284,6 +283,7 @@ class DelayStreams:
             if not (math.isfinite(factor) and factor > 0):
                 raise InputError(f"the slow factor of worker {worker} must be finite and above 0, got {factor}")
             self.factors[worker] = factor
+        self.factors.flags.writeable = False  # draws that are held would not follow a change
         if delay.own is not None:
             delay.own.check(workers)
         self._held: dict[int, tuple[int, list[float]]] = {}

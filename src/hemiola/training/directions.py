@@ -43,11 +43,14 @@ class DirectionFinder:
         self._again = sees and plan.lockstep and not plan.period.local and not plan.deck
         self.found = self._find(0, initial) if sees else Directions(0, [])
 
+    def due(self, epoch: int) -> bool:
+        """Whether rows of this epoch are to be made along new directions."""
+        return self._again and epoch > self.found.epoch
+
     def begin(self, epoch: int, weights: Tensor) -> None:
-        """A worker is about to make rows of this epoch, from these weights; find new directions if they are due."""
-        if self._again and epoch > self.found.epoch:
-            self._units.refresh()
-            self.found = self._find(epoch, weights)
+        """A worker is about to make the first rows of an epoch that is due, from these weights."""
+        self._units.refresh()
+        self.found = self._find(epoch, weights)
 
     def _find(self, epoch: int, weights: Tensor) -> Directions:
         plan = self._plan

@@ -281,8 +281,9 @@ class Training:
         batches = self.queues.take(worker, steps)
         if not batches:
             return None
-        if self._finder is not None and self.plan.order.wants(self._holder(worker), batches[0].epoch):
-            self._finder.begin(batches[0].epoch, self.versions[self.version])
+        epoch = batches[0].epoch
+        if self._finder is not None and self._finder.due(epoch) and self.plan.order.wants(self._holder(worker), epoch):
+            self._finder.begin(epoch, self.versions[self.version])
         number = self._stints_given[worker]
         self._stints_given[worker] += 1
         rates = tuple(self.plan.optimizer.rate(progress + i * self._step_share) for i in range(len(batches)))
@@ -298,7 +299,8 @@ class Training:
 
     def wants_sketches(self, stint: Stint) -> tuple[bool, ...]:
         """For each batch, whether the order policy wants sketches or losses of its units."""
-        return tuple(self.plan.order.wants(self._holder(stint.worker), batch.epoch) for batch in stint.batches)
+        wants, holder = self.plan.order.wants, self._holder(stint.worker)
+        return tuple([wants(holder, batch.epoch) for batch in stint.batches])
 
     @property
     def directions(self) -> Directions | None:

@@ -67,7 +67,7 @@ class RayFactory(ClusterFactory):
                 "to a server; use pace = 'k-batch-async', whose workers do not wait either, or cluster 'torch' or "
                 "'simulated'"
             )
-        if period.looks:
+        if period.probes:
             raise InputError(
                 f"period.name: {period.kind!r} needs workers that meet after every stint, and those of cluster 'ray' "
                 "report to a server; use period = 'adaptive', or cluster 'simulated' or 'torch'"

@@ -247,7 +247,7 @@ class Clockwork:
 
     def sketch_bytes(self, stint: Stint) -> int:
         """Bytes of the sketches that a stint's report carries."""
-        return self.charge.message_bytes(stint, self.work.wants_sketches(stint))
+        return self.charge.message_bytes(stint, self.work.wants_sketches(stint)) if self.charge.row_bytes else 0
 
     def most_sketch_bytes(self, this: Round) -> int:
         """Bytes of each worker's part of an all-gather: as on the torch cluster, all send as much as the longest."""

@@ -95,15 +95,16 @@ class SimulatedCluster:
             seconds = arrived - running.started
             reports.append(Report(running.stint, staleness, seconds, loss, sketches, running.compute))
         self._refused += len(refused)
+        gathered = self.clock.most_sketch_bytes(this)
         return Update(
             reports=reports,
             change=change if reports else None,
-            seconds=self._exchange_time(this),
+            seconds=self._exchange_time(this, gathered),
             spread=spread,
             cancelled=[stint for stint, _ in this.cancelled] + this.rests + this.late,
             dropped=this.dropped,
             refused=refused,
-            bytes_per_worker=self._bytes(this),
+            bytes_per_worker=self._bytes(this, gathered),
             idle_seconds=this.idle_seconds,
             wasted_seconds=this.wasted_seconds,
             durations=this.durations,
@@ -215,14 +216,14 @@ class SimulatedCluster:
 
     # ------------------------------------------------------------------------------------------------ time and bytes
 
-    def _exchange_time(self, this: Round) -> float:
+    def _exchange_time(self, this: Round, gathered: int) -> float:
         """By a ring that everyone waits for, changes pass by an all-reduce, then sketches by an all-gather.
 
         Else reports have paid their way.
         """
         if self.rings and not self.clock.race.behind:
             transfer = self.link.ring_seconds(self.sender.message_bytes, self.workers)
-            transfer += self.link.gather_seconds(self.clock.most_sketch_bytes(this), self.workers)
+            transfer += self.link.gather_seconds(gathered, self.workers)
             if transfer:
                 met = range(min(self.workers, FOLLOWED)) if self.exchange.overlap == 0 else [LINK]
                 this.spans += [Span(who, "exchanges", self.clock.now, self.clock.now + transfer) for who in met]
@@ -239,12 +240,11 @@ class SimulatedCluster:
         self._seconds_seen += sum(this.durations)
         self.clock.lag = math.ceil(transfer * self._steps_seen / self._seconds_seen)
 
-    def _bytes(self, this: Round) -> float:
+    def _bytes(self, this: Round, gathered: int) -> float:
         """Bytes an average worker sent for this update: its change, and its sketches."""
         message = self.sender.message_bytes
         if self.rings:
-            sketches = gather_bytes(self.clock.most_sketch_bytes(this), self.workers)
-            return ring_bytes(message, self.workers) + sketches
+            return ring_bytes(message, self.workers) + gather_bytes(gathered, self.workers)
         sent = [running.stint for running, _ in this.arrived] + this.late + this.dropped
         return sum(message + self.clock.sketch_bytes(stint) for stint in sent) / self.workers
 

@@ -53,7 +53,7 @@ class SimulatedFactory(ClusterFactory):
         """Build the cluster."""
         from hemiola.clusters.simulated.clocked import ClockedCluster
         from hemiola.clusters.simulated.cluster import SimulatedCluster
-        from hemiola.clusters.simulated.looking import LookingCluster
+        from hemiola.clusters.simulated.probing import ProbingCluster
         from hemiola.clusters.stints import StintRunner
 
         order = plan.order
@@ -74,8 +74,8 @@ class SimulatedFactory(ClusterFactory):
         charge, clock = self._charge(plan, runner), plan.period.clock
         if clock is not None:
             return ClockedCluster(work, runner, clock, plan.exchange, streams, self.link, plan.seed, charge)
-        if plan.period.looks:
-            return LookingCluster(work, runner, plan.period, plan.exchange, streams, self.link, plan.seed, charge)
+        if plan.period.probes:
+            return ProbingCluster(work, runner, plan.period, plan.exchange, streams, self.link, plan.seed, charge)
         return SimulatedCluster(
             work, runner, plan.pace, plan.period, plan.exchange, streams, self.link, plan.seed, charge
         )

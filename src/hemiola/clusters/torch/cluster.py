@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
-from hemiola.clusters.look import Look
 from hemiola.clusters.merging import cut, relative_weights, together, units_of
+from hemiola.clusters.probe import DriftProbe
 from hemiola.clusters.step_times import MeasuredTimes
 from hemiola.clusters.stints import Finished, Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
@@ -124,7 +124,7 @@ class CollectiveCluster:
             feedback=exchange.feedback,
             seed=seed,
         )
-        self.look = Look(runner.flat.size)
+        self.probe = DriftProbe(runner.flat.size)
         self._seconds = 0.0
         self._exchange_seconds = 0.0
         self._drawn = 0
@@ -154,7 +154,7 @@ class CollectiveCluster:
 
     def collect(self) -> Update:
         """Run this rank's stint and merge it with everyone's."""
-        asked, wanted, mine, looks = self._stints()
+        asked, wanted, mine, probes = self._stints()
         notes = [mine.counts * self._weight(asked, mine.steps), mine.loss, mine.seconds, self._exchange_seconds]
         with attended(f"update {self.mean.count + 1}"):
             merged = self.mean(mine.change, mine.exact, [*notes, mine.steps, self.wishes.stop, self.wishes.checkpoint])
@@ -188,7 +188,7 @@ class CollectiveCluster:
             spread=merged.spread if self.period.local else 0.0,
             cancelled=rests,
             refused=[stint for stint in stints if not counts[stint.worker]],
-            bytes_per_worker=merged.bytes + sketch_bytes + looks * ring_bytes(self.look.bytes, self.workers),
+            bytes_per_worker=merged.bytes + sketch_bytes + probes * ring_bytes(self.probe.bytes, self.workers),
             idle_seconds=float((seconds.max() - seconds).sum()),
             durations=[float(seconds[stint.worker]) / len(stint.batches) for stint in stints],
             waits=[math.inf if rest.batches else float(seconds[done.worker]) for done, rest in parts],
@@ -212,14 +212,14 @@ class CollectiveCluster:
         return spans + [Span(worker, "computes", met, met + float(seconds[worker])) for worker in followed]
 
     def _stints(self) -> tuple[list[Stint], dict[int, tuple[bool, ...]], _Mine, int]:
-        """Everybody's stints of one update, with their wanted sketches; this rank's part in them; and how many looks.
+        """Everybody's stints of one update, with their wanted sketches; this rank's part in them; and how many probes.
 
-        There is one stint of everybody, or several, where they look after each how far they are apart.
+        There is one stint of everybody, or several, where they probe after each how far they are apart.
         """
         given: dict[int, list[Stint]] = {}
         wanted: dict[int, tuple[bool, ...]] = {}
         mine = _Mine(torch.zeros(self.runner.flat.size), torch.zeros(self.mean.exact))
-        looks = steps = 0
+        probes = steps = 0
         while new := [stint for worker in range(self.workers) if (stint := self.work.assign(worker)) is not None]:
             self._agree_on_directions()
             for stint in new:
@@ -228,16 +228,16 @@ class CollectiveCluster:
                 if stint.worker == self.rank:
                     mine = self._run(stint, mine)
             steps += max(len(stint.batches) for stint in new)
-            if not self.period.looks:
+            if not self.period.probes:
                 break
-            looks += 1
+            probes += 1
             began = time.perf_counter()
-            with attended(f"look {looks} before update {self.mean.count + 1}"):
-                spread, _ = self.look.between(mine.change if mine.steps else None, meet=False)
+            with attended(f"probe {probes} before update {self.mean.count + 1}"):
+                spread, _ = self.probe.between(mine.change if mine.steps else None, meet=False)
             mine = replace(mine, seconds=mine.seconds + time.perf_counter() - began)  # it has waited for the slowest
             if self.period.due(spread, steps):
                 break
-        return [together(given[worker]) for worker in sorted(given)], wanted, mine, looks
+        return [together(given[worker]) for worker in sorted(given)], wanted, mine, probes
 
     def _run(self, stint: Stint, before: _Mine) -> _Mine:
         """Compute a stint of this rank, after what it has done for this update before."""

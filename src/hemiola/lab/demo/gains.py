@@ -30,6 +30,11 @@ class Gain:
         """Whether it is better beyond doubt, as far as the seeds can tell."""
         return self.low > 1
 
+    @property
+    def loss(self) -> Gain:
+        """The other way round: how many times worse."""
+        return Gain(1 / self.mean, 1 / self.high, 1 / self.low)
+
     def __str__(self) -> str:
         return f"{_factor(self.mean)} times ({_factor(self.low)} to {_factor(self.high)})"
 

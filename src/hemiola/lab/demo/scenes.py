@@ -42,7 +42,8 @@ class Scene:
 
 
 def _order(summary: Summary) -> list[str]:
-    return [_said("CD-GraB ends {} closer to the optimum", end_gain(summary, "CD-GraB"))]
+    gain = end_gain(summary, "CD-GraB")
+    return [_said("CD-GraB ends {} closer to the optimum", gain, "CD-GraB ends {} as far from the optimum")]
 
 
 def _period(summary: Summary) -> list[str]:
@@ -77,13 +78,18 @@ def _sooner(summary: Summary, run: str) -> str:
     gain = cost_gain(summary, run, "seconds", target)
     if gain is None:
         return f"{run} does not reach a gap of {words.level(target)} in that time"
-    return _said(f"{run} reaches a gap of {words.level(target)} {{}} sooner", gain)
+    return _said(
+        f"{run} reaches a gap of {words.level(target)} {{}} sooner",
+        gain,
+        f"{run} takes {{}} as long as the ordinary way to a gap of {words.level(target)}",
+    )
 
 
-def _said(pattern: str, gain: Gain) -> str:
-    if gain.shown:
-        return pattern.format(gain)
-    return f"{pattern.format(gain)}: no gain is shown" if gain.high > 1 else f"{pattern.format(gain)}: it is a loss"
+def _said(better: str, gain: Gain, worse: str) -> str:
+    """A gain in words, by two patterns: where it is one, and where it is the contrary."""
+    if gain.mean < 1:
+        return worse.format(gain.loss) + (": no difference is shown" if gain.high > 1 else "")
+    return better.format(gain) + ("" if gain.shown else ": no gain is shown")
 
 
 def headline(summary: Summary) -> str:
@@ -96,9 +102,7 @@ def headline(summary: Summary) -> str:
     said = f"Everything together reaches a gap of {words.level(target)} {sooner} sooner than the ordinary way"
     if fewer.shown:
         return f"{said}, with {fewer} fewer bytes."
-    return (
-        f"{said}." if fewer.high > 1 else f"{said}, at {Gain(1 / fewer.mean, 1 / fewer.high, 1 / fewer.low)} the bytes."
-    )
+    return f"{said}." if fewer.high > 1 else f"{said}, at {fewer.loss} the bytes."
 
 
 SCENES = (
@@ -127,19 +131,20 @@ def play(
     Returns:
         Whether everything is finished; False where it was interrupted.
     """
-    began, told = time.monotonic(), None
+    began, told, counts = time.monotonic(), None, set[int]()
     for number, scene in enumerate(SCENES, 1):
         say(f"\n{number} of {len(SCENES)}  {scene.trouble}")
         told = _run(scene.name, out / scene.name, jobs, display, seeds)
         if told is None:
             return False
+        counts.add(len(told.runs[0].best.curves))
         for line in scene.tell(told):
             say(f"        {line}")
     assert told is not None
     page = write_page(told, out / "report.html", headline(told))
     say(f"\n{headline(told)}")
     say(
-        f"Every run at its own learning rate, {len(told.runs[0].best.curves)} paired seeds, intervals of 95 %, "
+        f"Every run at its own learning rate, {' to '.join(map(str, sorted(counts)))} paired seeds, intervals of 95 %, "
         f"simulated cluster seconds; {time.monotonic() - began:.0f} s of computing."
     )
     say(f"\nreport: {page} (the last scene; the others have folders beside it)")

@@ -196,7 +196,7 @@ _PERIODS = {
     "constant": "average at a constant period",
     "adaptive": "ADPSGD: a period that follows the measured spread",
     "decreasing": "a decreasing period",
-    "post-local": "every step first, a constant period later",
+    "post-local": "often first, a longer period later",
     "qsr": "QSR: a period that follows the learning rate",
     "budget": "a period that spends a communication budget best",
     "clocked": "averagings by the clock, behind the computation: nobody waits",

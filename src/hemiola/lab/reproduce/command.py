@@ -119,7 +119,7 @@ def _run(
     left_out = []
     for claim in chosen:
         try:
-            check_data(claim, data)
+            check_data(claim, quick, data)
         except InputError as error:
             if names != [ALL]:
                 raise

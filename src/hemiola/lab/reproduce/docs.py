@@ -78,9 +78,13 @@ def write_docs(out: Path, docs: Path) -> list[Path]:
 
 
 def results_page() -> str:
-    """docs/results.md as text."""
+    """docs/results.md as text. What was measured before a claim was changed does not count."""
     found = {
-        name: {version: Finding.from_json(saved) for version, saved in versions.items()}
+        name: {
+            version: Finding.from_json(saved)
+            for version, saved in versions.items()
+            if saved["definition"] == claims()[name].definition(version == "quick")
+        }
         for name, versions in _measured().items()
     }
     parts = [_HEAD, _overview(found)]

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hemiola import __version__
 from hemiola.errors import InputError
 from hemiola.files import write_whole
 from hemiola.lab.reproduce.numbers import Measured
@@ -38,6 +37,7 @@ class Finding:
         words: The verdict.
         minutes: How long it took, all sessions together.
         version: Of hemiola.
+        definition: `PublishedClaim.definition` of what was run.
     """
 
     numbers: dict[str, Measured]
@@ -45,6 +45,7 @@ class Finding:
     words: str
     minutes: float
     version: str
+    definition: str
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; what is not finite as text."""
@@ -180,8 +181,3 @@ def _owner_of(path: Path) -> str | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{path / 'claim.json'}: is damaged; choose another --out") from None
-
-
-def outcome_now(numbers: dict[str, Measured], reproduced: bool, words: str, seconds: float) -> Finding:
-    """An outcome of this version of hemiola."""
-    return Finding(numbers, reproduced, words, round(seconds / 60, 2), __version__)

@@ -21,7 +21,7 @@ code { background: #f2f2f2; padding: .1rem .3rem } svg { max-width: 100%; height
 def command_of(claim: PublishedClaim, quick: bool) -> str:
     """What runs the claim."""
     words = ["hemiola", "reproduce", claim.name, "--out", "DIR"]
-    return shlex.join([*words, *(["--data", "DATA"] if claim.data else []), *(["--quick"] if quick else [])])
+    return shlex.join([*words, *(["--data", "DATA"] if claim.data_of(quick) else []), *(["--quick"] if quick else [])])
 
 
 def asked(judged: list[Judged]) -> dict[str, str]:

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from hemiola import __version__
 from hemiola.errors import InputError
 from hemiola.lab.execute import run_experiment
 from hemiola.lab.progress import Display
 from hemiola.lab.report.read import Folder, read_folder
 from hemiola.lab.reproduce import pictures
-from hemiola.lab.reproduce.folder import ClaimFolder, Finding, outcome_now
+from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.functions import Found, Parts, Rows
 from hemiola.lab.reproduce.numbers import Measured, measure
 from hemiola.lab.reproduce.page import html_page
@@ -33,13 +34,13 @@ class Interrupted(Exception):
     """Somebody asked a claim to stop; what is finished is kept."""
 
 
-def check_data(claim: PublishedClaim, data: Path | None) -> None:
+def check_data(claim: PublishedClaim, quick: bool, data: Path | None) -> None:
     """Refuse to start a claim whose data are not there.
 
     Raises:
         InputError: Says which files are missing, and what fetches them.
     """
-    for name in claim.data:
+    for name in claim.data_of(quick):
         try:
             require(name, data)
         except InputError as error:
@@ -71,7 +72,7 @@ def reproduce(
         Interrupted: It was told to stop.
         RuntimeError: A part of an experiment failed.
     """
-    check_data(claim, data)
+    check_data(claim, quick, data)
     folder = ClaimFolder(out, claim, quick)
     with folder.opened(resume):
         if claim.function:
@@ -86,7 +87,14 @@ def reproduce(
             found = measured(claim, {file: read_folder(folder.run_folder(file)) for file in files}, quick)
             seconds = sum(folder.seconds(file) for file in files)
         judged = judge(claim, found.numbers, quick)
-        outcome = outcome_now(found.numbers, all(one.holds for one in judged), in_words(judged), seconds)
+        outcome = Finding(
+            found.numbers,
+            reproduced=all(one.holds for one in judged),
+            words=in_words(judged),
+            minutes=round(seconds / 60, 2),
+            version=__version__,
+            definition=claim.definition(quick),
+        )
         picture = pictures.draw([(panel, found.rows.get(panel.title, [])) for panel in claim.panels])
         folder.write("picture.svg", picture)
         folder.write("page.html", html_page(claim, outcome, judged, picture, quick))
@@ -121,8 +129,8 @@ def _rows(
 
 def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None) -> Found:
     module = importlib.import_module(f"hemiola.lab.reproduce.{FUNCTIONS[claim.function]}")
-    options = {**claim.options, **(claim.quick_options if folder.quick else {})}
-    found: Found = getattr(module, claim.function)(Parts(folder.path / "parts"), data, **options)
+    parts = Parts(folder.path / "parts")
+    found: Found = getattr(module, claim.function)(parts, data, **claim.options_of(folder.quick))
     return found
 
 

@@ -5,6 +5,8 @@ Two versions of every claim run: the full one, and a quick one, which is smaller
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -158,7 +160,7 @@ class PublishedClaim(_Table):
         claim: In one sentence.
         reports: What the paper reports.
         task: What it is tested on.
-        data: The data sets it needs.
+        data: The data sets it needs, and ``quick_data`` those of the quick version, where they are fewer.
         files: Experiments it runs; or
         function: the function that measures it, with ``options`` and, for the quick version, ``quick_options``.
         numbers, checks, panels: See there.
@@ -172,6 +174,7 @@ class PublishedClaim(_Table):
     reports: str
     task: str
     data: list[str] = Field(default_factory=list)
+    quick_data: list[str] | None = None
     files: list[str] = Field(default_factory=list)
     function: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -199,6 +202,24 @@ class PublishedClaim(_Table):
     def files_of(self, quick: bool) -> list[str]:
         """The experiments that this version measures something on."""
         return [file for file in self.files if any(number.file == file for number in self.measured(quick))]
+
+    def data_of(self, quick: bool) -> list[str]:
+        """The data sets that this version reads."""
+        return self.quick_data if quick and self.quick_data is not None else self.data
+
+    def options_of(self, quick: bool) -> dict[str, Any]:
+        """What the function of this version is given."""
+        return {**self.options, **(self.quick_options if quick else {})}
+
+    def definition(self, quick: bool) -> str:
+        """A short name of what this version runs and measures: a result is one of today's claim only if it has it."""
+        numbers = [number.model_dump(exclude={"quick", "line", "x"}) for number in self.measured(quick)]
+        experiments = [
+            _given(file, quick, {run for number in self.measured(quick) if number.file == file for run in number.runs})
+            for file in self.files_of(quick)
+        ]
+        told = json.dumps([numbers, self.function, self.options_of(quick), experiments], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 class QuickFile(_Table):
@@ -247,12 +268,21 @@ def experiment_path(file: str) -> Path:
 
 def load_experiment(file: str, quick: bool) -> Experiment:
     """An experiment of the table, in its full or quick version."""
-    path = experiment_path(file)
+    return Experiment.load(experiment_path(file), _changes(file) if quick else None)
+
+
+def _changes(file: str) -> dict[str, Any]:
+    """What the quick version of an experiment changes."""
     smaller = table().quick.get(file, QuickFile())
-    if not quick:
-        return Experiment.load(path)
     changes = dict(smaller.changes)
     if smaller.runs:
-        given = tomllib.loads(path.read_text("utf-8"))
+        given = tomllib.loads(experiment_path(file).read_text("utf-8"))
         changes["run"] = [run for run in given["run"] if run["name"] in smaller.runs]
-    return Experiment.load(path, changes)
+    return changes
+
+
+def _given(file: str, quick: bool, runs: set[str]) -> dict[str, Any]:
+    """What an experiment says about some of its runs, but for its title."""
+    given = tomllib.loads(experiment_path(file).read_text("utf-8")) | (_changes(file) if quick else {})
+    del given["title"]
+    return given | {"run": [run for run in given["run"] if run["name"] in runs]}

@@ -1,4 +1,4 @@
-"""A look at how far workers are apart, for about a thousand numbers instead of a model; see `hemiola.period.fda`."""
+"""A probe of how far workers are apart, for about a thousand numbers instead of a model; see `hemiola.period.fda`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hemiola.peers import group_device
 SKETCH = parse_sketch("fold:1024")  # its squared norm is off by sqrt(2 / 1024) = 4 % of the mean drift's
 
 
-class Look:
+class DriftProbe:
     """Estimates the spread of weights from squares and sketches of drifts.
 
     Args:

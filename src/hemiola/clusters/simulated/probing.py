@@ -1,8 +1,8 @@
-"""The simulated cluster under a period that looks how far workers are apart, and averages when that is far enough.
+"""The simulated cluster under a period that probes how far workers are apart, and averages when that is far enough.
 
-Between two averagings every worker goes on from where it is. After every stint all of them meet for a look, which costs
-what the slowest takes and a small all-reduce; `Period.due` decides whether the stints since the last averaging are
-merged now.
+Between two averagings every worker goes on from where it is. After every stint all of them meet for a probe, which
+costs what the slowest takes and a small all-reduce; `Period.due` decides whether the stints since the last averaging
+are merged now.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from hemiola.clusters.look import Look
 from hemiola.clusters.merging import spread_of_stacked, together
+from hemiola.clusters.probe import DriftProbe
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.stints import StintRunner
@@ -23,7 +23,7 @@ from hemiola.timing.link import Link, gather_bytes, ring_bytes
 from hemiola.wire.exchange import Exchange
 
 
-class LookingCluster:
+class ProbingCluster:
     """P workers in one process that meet after every stint, and average now and then.
 
     Args:
@@ -52,7 +52,7 @@ class LookingCluster:
         self.delays, self.link, self.charge = delays, link, charge or Charge()
         self.workers = delays.workers
         self.sender = Sender(exchange, runner.initial.numel(), seed)
-        self.look = Look(runner.flat.size)
+        self.probe = DriftProbe(runner.flat.size)
         self.now = 0.0
         self._draws = [0] * delays.workers
 
@@ -74,15 +74,15 @@ class LookingCluster:
         """Stint after stint, until they are far enough apart or the run ends."""
         self.runner.adopt(self.work.directions)
         done = _Since(self.workers)
-        looks, idle = 0, 0.0
+        probes, idle = 0, 0.0
         while stints := [stint for w in range(self.workers) if (stint := self.work.assign(w)) is not None]:
             idle += self._run(stints, done)
-            looks += 1
-            self.now += self.link.ring_seconds(self.look.bytes, self.workers)
+            probes += 1
+            self.now += self.link.ring_seconds(self.probe.bytes, self.workers)
             drifts = torch.stack([change[: self.runner.flat.size] for change in done.changes.values()])
-            if self.period.due(self.look.here(drifts), done.steps):
+            if self.period.due(self.probe.here(drifts), done.steps):
                 break
-        return self._merge(done, looks * ring_bytes(self.look.bytes, self.workers), idle)
+        return self._merge(done, probes * ring_bytes(self.probe.bytes, self.workers), idle)
 
     def _run(self, stints: list[Stint], done: _Since) -> float:
         """One stint of everybody, from where they are; returns how long they wait for the slowest, in all."""
@@ -104,7 +104,7 @@ class LookingCluster:
         done.steps += max(len(stint.batches) for stint in stints)
         return sum(max(took) - seconds for seconds in took)
 
-    def _merge(self, done: _Since, look_bytes: float, idle: float) -> Update:
+    def _merge(self, done: _Since, probe_bytes: float, idle: float) -> Update:
         """The mean of everybody's change since the last averaging."""
         good = [w for w, change in done.changes.items() if bool(torch.isfinite(change).all())]
         gathered = max(done.sketch_bytes)
@@ -127,7 +127,7 @@ class LookingCluster:
             seconds=self.now,
             spread=spread,
             refused=[done.stint(w) for w in done.changes if w not in good],
-            bytes_per_worker=message + look_bytes,
+            bytes_per_worker=message + probe_bytes,
             idle_seconds=idle,
             durations=[done.seconds[w] / len(done.losses[w]) for w in done.changes],
             spans=done.spans,
