@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hemiola.clusters.simulated.sketch_cost import Charge
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.clusters.simulated.timeline import Timeline
 from hemiola.contracts import Batch, Clock, Stint
 from hemiola.errors import InputError
@@ -92,7 +92,7 @@ class Endless:
 def timeline(every: float, slow: float, exchange: float) -> Timeline:
     """Two workers, whose steps take 1 second and ``slow`` seconds; a ring of two is two messages."""
     delays = DelayStreams(parse_delay("constant(1)"), 2, 0, {1: slow})
-    return Timeline(Endless(), Clock(every, 0.5), delays, Link(latency=exchange / 2), 0, Charge())
+    return Timeline(Endless(), Clock(every, 0.5), Machines(delays, Link(latency=exchange / 2)), 0)
 
 
 def averagings(made: Timeline, count: int) -> list[tuple]:

@@ -10,7 +10,8 @@ import torch
 
 from hemiola.clusters.simulated import sketch_cost
 from hemiola.clusters.simulated.clockwork import Clockwork
-from hemiola.clusters.simulated.sketch_cost import USUAL, USUAL_WHOLE, Charge, measured_factor
+from hemiola.clusters.simulated.machines import Machines
+from hemiola.clusters.simulated.sketch_cost import USUAL, USUAL_WHOLE, measured_factor
 from hemiola.contracts import Batch, Stint
 from hemiola.errors import InputError
 from hemiola.lab.experiment import Experiment
@@ -307,7 +308,7 @@ def test_equal_workers_do_equal_work(name, delay, margin, link):
     for seed in (0, 1):
         pace = PACES[name](k=6)
         pace.begin(8)
-        clock = Clockwork(Endless(8), pace, DelayStreams(parse_delay(delay), 8, seed), link, 2600, Charge())
+        clock = Clockwork(Endless(8), pace, Machines(DelayStreams(parse_delay(delay), 8, seed), link), 2600)
         used = Counter()
         for _ in range(1000):
             used.update(running.stint.worker for running, _ in clock.next_round().arrived)

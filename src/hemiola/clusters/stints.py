@@ -27,6 +27,7 @@ from hemiola.gradients.layers import working_type
 from hemiola.gradients.sketch import encode_rows
 from hemiola.gradients.units import UnitGradients
 from hemiola.optimizers import MomentumRule, Optimizer, combine_momentum
+from hemiola.plan import Plan
 from hemiola.streams import seed_torch
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,22 @@ class StintRunner:
         self._convolves = any(issubclass(kind, nn.modules.conv._ConvNd) for kind in kinds)
         self._many = ManyWeights(self.flat, task.losses)
         self._stacks = not self.flat.has_buffers and not any(issubclass(kind, nn.RNNBase) for kind in kinds)
+
+    @classmethod
+    def of(cls, plan: Plan, device: torch.device | str = "cpu") -> StintRunner:
+        """A runner of a plan's stints."""
+        order = plan.order
+        return cls(
+            plan.task,
+            plan.shards,
+            order.unit,
+            order.sketch,
+            plan.optimizer,
+            plan.seed,
+            device,
+            plan.deck,
+            order.wants_losses,
+        )
 
     # ------------------------------------------------------------------------------------------- gradients, p = 1
 

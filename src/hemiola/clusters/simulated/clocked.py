@@ -15,45 +15,32 @@ from torch import Tensor
 
 from hemiola.clusters.merging import spread_of_stacked, together
 from hemiola.clusters.sender import Sender
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.simulated.timeline import BetweenAveragings, Step, Timeline
 from hemiola.clusters.stints import StintRunner
 from hemiola.contracts import FOLLOWED, LINK, Clock, Report, Span, State, Stint, Update, Work
-from hemiola.timing.delays import DelayStreams
-from hemiola.timing.link import Link, gather_bytes, ring_bytes
-from hemiola.wire.exchange import Exchange
+from hemiola.plan import Plan
+from hemiola.timing.link import gather_bytes, ring_bytes
 
 
 class ClockedCluster:
     """P workers in one process, whose averagings follow the clock.
 
     Args:
+        plan: What is run.
+        clock: Of its period: when averagings begin, and what workers do with their own contributions meanwhile.
         work: Gives out stints and holds the versions of the weights.
         runner: Computes steps.
-        clock: When averagings begin, and what workers do with their own contributions meanwhile.
-        exchange: How contributions are sent.
-        delays: Compute time of every local step.
-        link: Between the machines.
-        seed: Of the run.
-        charge: What sketches cost.
+        machines: What the workers run on.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        runner: StintRunner,
-        clock: Clock,
-        exchange: Exchange,
-        delays: DelayStreams,
-        link: Link,
-        seed: int,
-        charge: Charge | None = None,
-    ):
+    def __init__(self, plan: Plan, clock: Clock, work: Work, runner: StintRunner, machines: Machines):
         self.work = work
         self.runner = runner
-        self.workers = delays.workers
-        self.sender = Sender(exchange, runner.initial.numel(), seed)
-        self.timeline = Timeline(work, clock, delays, link, self.sender.message_bytes, charge or Charge())
+        self.workers = machines.delays.workers
+        self.sender = Sender(plan.exchange, runner.initial.numel(), plan.seed)
+        self.timeline = Timeline(work, clock, machines, self.sender.message_bytes)
         # Running means of BatchNorm move towards what they see; gathered many times at one place they would overshoot.
         self._mix = torch.full_like(runner.initial, clock.mix)
         self._mix[runner.flat.size :] = 1.0

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from hemiola.clusters.merging import cut
-from hemiola.clusters.simulated.sketch_cost import Charge
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.contracts import FOLLOWED, LINK, Pace, Span, State, Stint, Work
 from hemiola.pace.race import COUNTS, CUT, LATE, Race
-from hemiola.timing.delays import DelayStreams
-from hemiola.timing.link import Link, ServerLink
+from hemiola.timing.link import ServerLink
 
 
 @dataclass
@@ -100,11 +99,9 @@ class Clockwork:
     Args:
         work: Gives out stints.
         pace: Decides whom an update waits for.
-        delays: Compute time of every local step.
-        link: Costs of messages. Where everyone waits for an exchange, as with updates that wait for everyone, its time
+        machines: Where everyone waits for an exchange, as with updates that wait for everyone, the time on their link
             is added by `cluster.py`.
         message: Bytes of the weights, and of one report without its sketches.
-        charge: What sketches cost.
 
     Attributes:
         now: The time.
@@ -113,15 +110,16 @@ class Clockwork:
         gathered: Reports that have come and wait for an exchange behind the computation, with when they came.
     """
 
-    def __init__(self, work: Work, pace: Pace, delays: DelayStreams, link: Link, message: float, charge: Charge):
+    def __init__(self, work: Work, pace: Pace, machines: Machines, message: float):
         self.work = work
+        delays, link = machines.delays, machines.link
         rings = pace.lockstep or link.reports == "ring"
         behind = rings and not (pace.lockstep or pace.cancels) and link.ring_seconds(message, delays.workers) > 0
         self.race = Race(pace, behind)
         self.link = link
         self.delays = delays
         self.message = message
-        self.charge = charge
+        self.charge = machines.charge
         self.server = None if link.free or rings else ServerLink(link)
         self.now = 0.0
         self.lag = 0

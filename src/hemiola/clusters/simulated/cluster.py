@@ -17,54 +17,38 @@ from torch import Tensor
 from hemiola.clusters.merging import shares, spread_of_stacked
 from hemiola.clusters.sender import Sender
 from hemiola.clusters.simulated.clockwork import Clockwork, Round
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.stints import Finished, StintRunner
-from hemiola.contracts import FOLLOWED, LINK, Pace, Period, Report, Span, State, Stint, Update, Work
-from hemiola.timing.delays import DelayStreams
-from hemiola.timing.link import Link, gather_bytes, ring_bytes
-from hemiola.wire.exchange import Exchange
+from hemiola.contracts import FOLLOWED, LINK, Report, Span, State, Stint, Update, Work
+from hemiola.plan import Plan
+from hemiola.timing.link import gather_bytes, ring_bytes
 
 
 class SimulatedCluster:
     """P workers in one process.
 
     Args:
+        plan: What is run.
         work: Gives out stints and holds the versions of the weights.
         runner: Computes stints.
-        pace: Whom an update waits for.
-        period: Whether reports are gradients or changes of weights.
-        exchange: How changes are sent.
-        delays: Compute time of every local step.
-        link: Between the machines.
-        seed: Of the run.
-        charge: What sketches cost.
+        machines: What the workers run on.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        runner: StintRunner,
-        pace: Pace,
-        period: Period,
-        exchange: Exchange,
-        delays: DelayStreams,
-        link: Link,
-        seed: int,
-        charge: Charge | None = None,
-    ):
+    def __init__(self, plan: Plan, work: Work, runner: StintRunner, machines: Machines):
         self.work = work
         self.runner = runner
-        self.pace = pace
-        self.period = period
-        self.exchange = exchange
-        self.link = link
-        self.rings = pace.lockstep or link.reports == "ring"
-        self.workers = delays.workers
-        self.sender = Sender(exchange, runner.initial.numel(), seed)
-        runner.keeps_ends = exchange.overlap != 0
+        self.pace = plan.pace
+        self.period = plan.period
+        self.exchange = plan.exchange
+        self.link = machines.link
+        self.rings = plan.pace.lockstep or machines.link.reports == "ring"
+        self.workers = machines.delays.workers
+        self.sender = Sender(plan.exchange, runner.initial.numel(), plan.seed)
+        runner.keeps_ends = plan.exchange.overlap != 0
         self._steps_seen, self._seconds_seen = 0, 0.0
         self._staleness = self._refused = 0
-        self.clock = Clockwork(work, pace, delays, link, self.sender.message_bytes, charge or Charge())
+        self.clock = Clockwork(work, plan.pace, machines, self.sender.message_bytes)
 
     @property
     def now(self) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hemiola.clusters.shared_options import Delays
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.clusters.simulated.sketch_cost import LOSS_BYTES, Charge, charge_for, check_sketch_cost
 from hemiola.contracts import Cluster, Work
 from hemiola.options import check_options
@@ -56,29 +57,17 @@ class SimulatedFactory(ClusterFactory):
         from hemiola.clusters.simulated.probing import ProbingCluster
         from hemiola.clusters.stints import StintRunner
 
-        order = plan.order
-        runner = StintRunner(
-            plan.task,
-            plan.shards,
-            order.unit,
-            order.sketch,
-            plan.optimizer,
-            plan.seed,
-            deck=plan.deck,
-            tells_losses=order.wants_losses,
-        )
+        runner = StintRunner.of(plan)
         if runner.unit_gradients is not None:
             runner.unit_gradients.rounds = True
         streams = self.delays.streams(plan.seed)
         assert streams is not None
-        charge, clock = self._charge(plan, runner), plan.period.clock
-        if clock is not None:
-            return ClockedCluster(work, runner, clock, plan.exchange, streams, self.link, plan.seed, charge)
+        machines = Machines(streams, self.link, self._charge(plan, runner))
+        if plan.period.clock is not None:
+            return ClockedCluster(plan, plan.period.clock, work, runner, machines)
         if plan.period.probes:
-            return ProbingCluster(work, runner, plan.period, plan.exchange, streams, self.link, plan.seed, charge)
-        return SimulatedCluster(
-            work, runner, plan.pace, plan.period, plan.exchange, streams, self.link, plan.seed, charge
-        )
+            return ProbingCluster(plan, work, runner, machines)
+        return SimulatedCluster(plan, work, runner, machines)
 
     def _charge(self, plan: Plan, runner: StintRunner) -> Charge:
         order, sketches = plan.order, runner.unit_gradients

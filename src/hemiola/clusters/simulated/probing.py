@@ -15,46 +15,32 @@ from torch import Tensor
 from hemiola.clusters.merging import spread_of_stacked, together
 from hemiola.clusters.probe import DriftProbe
 from hemiola.clusters.sender import Sender
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.clusters.simulated.sketch_cost import Charge
 from hemiola.clusters.stints import StintRunner
-from hemiola.contracts import FOLLOWED, Period, Report, Span, State, Stint, Update, Work
-from hemiola.timing.delays import DelayStreams
-from hemiola.timing.link import Link, gather_bytes, ring_bytes
-from hemiola.wire.exchange import Exchange
+from hemiola.contracts import FOLLOWED, Report, Span, State, Stint, Update, Work
+from hemiola.plan import Plan
+from hemiola.timing.link import gather_bytes, ring_bytes
 
 
 class ProbingCluster:
     """P workers in one process that meet after every stint, and average now and then.
 
     Args:
+        plan: What is run; its period says when to average.
         work: Gives out stints and holds the versions of the weights.
         runner: Computes them.
-        period: Says when to average.
-        exchange: How changes are sent.
-        delays: Compute time of every local step.
-        link: Between the machines.
-        seed: Of the run.
-        charge: What sketches cost.
+        machines: What the workers run on.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        runner: StintRunner,
-        period: Period,
-        exchange: Exchange,
-        delays: DelayStreams,
-        link: Link,
-        seed: int,
-        charge: Charge | None = None,
-    ):
-        self.work, self.runner, self.period, self.exchange = work, runner, period, exchange
-        self.delays, self.link, self.charge = delays, link, charge or Charge()
-        self.workers = delays.workers
-        self.sender = Sender(exchange, runner.initial.numel(), seed)
+    def __init__(self, plan: Plan, work: Work, runner: StintRunner, machines: Machines):
+        self.work, self.runner, self.period, self.exchange = work, runner, plan.period, plan.exchange
+        self.delays, self.link, self.charge = machines.delays, machines.link, machines.charge
+        self.workers = machines.delays.workers
+        self.sender = Sender(plan.exchange, runner.initial.numel(), plan.seed)
         self.probe = DriftProbe(runner.flat.size)
         self.now = 0.0
-        self._draws = [0] * delays.workers
+        self._draws = [0] * self.workers
 
     def live_versions(self) -> set[int]:
         """Nothing is under way between updates."""

@@ -13,10 +13,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hemiola.clusters.simulated.sketch_cost import Charge
+from hemiola.clusters.simulated.machines import Machines
 from hemiola.contracts import Clock, State, Stint, Work
-from hemiola.timing.delays import DelayStreams
-from hemiola.timing.link import Link
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,8 @@ class Timeline:
     Args:
         work: Gives out stints.
         clock: When averagings may begin.
-        delays: Compute time of every local step.
-        link: Between the machines.
+        machines: What the workers run on.
         message: Bytes of one worker's contribution.
-        charge: What sketches cost.
 
     Attributes:
         now: The time.
@@ -66,19 +62,19 @@ class Timeline:
         ended: Each worker's steps since the last snapshot.
     """
 
-    def __init__(self, work: Work, clock: Clock, delays: DelayStreams, link: Link, message: int, charge: Charge):
+    def __init__(self, work: Work, clock: Clock, machines: Machines, message: int):
         self.work = work
         self.clock = clock
-        self.delays = delays
-        self.link = link
+        self.delays = machines.delays
+        self.link = machines.link
         self.message = message
-        self.charge = charge
+        self.charge = machines.charge
         self.now = 0.0
         self.version = 0
         self.running: dict[int, Step] = {}
-        self.ended: list[list[Step]] = [[] for _ in range(delays.workers)]
+        self.ended: list[list[Step]] = [[] for _ in range(self.delays.workers)]
         self._due = 0.0  # no snapshot before this
-        self._draws = [0] * delays.workers
+        self._draws = [0] * self.delays.workers
         self._ends: list[tuple[float, int]] = []  # a heap
 
     def next_averaging(self) -> BetweenAveragings:

@@ -34,10 +34,10 @@ from hemiola.clusters.torch.sketches import gather_sketches
 from hemiola.contracts import FOLLOWED, Clock, Directions, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.peers import Attendance
+from hemiola.plan import Plan
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 from hemiola.wire.behind import Behind, Came, Stance
-from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
 
 FIRST = 1  # steps in an averaging, before anything is known of speeds; a slow rank must not hold many batches
@@ -90,13 +90,12 @@ class ClockedCollectiveCluster:
     """This process's part of a torch cluster whose averagings follow the clock.
 
     Args:
+        plan: What is run.
+        clock: Of its period: when averagings begin, and the mix.
         work: Gives out stints and holds the weights.
         runner: Computes them.
-        clock: When averagings begin, and the mix.
-        exchange: How contributions are sent.
-        seed: Of the run.
-        timeout: Seconds after which a rank that does not come to an averaging is given up.
         delays: The least time of a local step; None for none.
+        timeout: Seconds after which a rank that does not come to an averaging is given up.
 
     Attributes:
         wishes: What this rank asks for.
@@ -106,13 +105,12 @@ class ClockedCollectiveCluster:
 
     def __init__(
         self,
+        plan: Plan,
+        clock: Clock,
         work: Work,
         runner: StintRunner,
-        clock: Clock,
-        exchange: Exchange,
-        seed: int,
+        delays: DelayStreams | None,
         timeout: float,
-        delays: DelayStreams | None = None,
     ) -> None:
         self.work = work
         self.runner = runner
@@ -128,9 +126,9 @@ class ClockedCollectiveCluster:
             self._group,
             lossy=size,
             exact=runner.initial.numel() - size,
-            codec=exchange.codec,
-            feedback=exchange.feedback,
-            seed=seed,
+            codec=plan.exchange.codec,
+            feedback=plan.exchange.feedback,
+            seed=plan.seed,
         )
         # Running means of BatchNorm move towards what they see; gathered many times at one place they would overshoot.
         self._mix = torch.full_like(runner.initial, clock.mix)

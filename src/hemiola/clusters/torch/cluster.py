@@ -35,14 +35,14 @@ from hemiola.clusters.stints import Finished, Sketches, StintRunner
 from hemiola.clusters.torch.group import exchange as attended
 from hemiola.clusters.torch.group import gather, share
 from hemiola.clusters.torch.sketches import gather_sketches
-from hemiola.contracts import FOLLOWED, Directions, Pace, Period, Report, Span, State, Stint, Update, Work
+from hemiola.contracts import FOLLOWED, Directions, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
 from hemiola.optimizers import moment_names, moments
 from hemiola.pace.race import Race
+from hemiola.plan import Plan
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
 from hemiola.timing.link import ring_bytes
-from hemiola.wire.exchange import Exchange
 from hemiola.wire.group_mean import GroupMean
 
 KIND, VERSION = "torch-cluster", 2
@@ -80,12 +80,9 @@ class CollectiveCluster:
     """This process's part of a torch cluster; its worker's number is its rank in the default process group.
 
     Args:
+        plan: What is run; its pace must wait for everyone, or cut the stints of those that it does not wait for.
         work: Gives out stints and holds the weights.
         runner: Computes stints.
-        pace: Must wait for everyone, or cut the stints of those that it does not wait for.
-        period: Whether reports are gradients or changes of weights.
-        exchange: How changes are sent.
-        seed: Of the run.
         delays: The least time of a local step, so that stragglers can be tried on one machine; None for none.
 
     Attributes:
@@ -96,16 +93,8 @@ class CollectiveCluster:
 
     at_rest = True
 
-    def __init__(
-        self,
-        work: Work,
-        runner: StintRunner,
-        pace: Pace,
-        period: Period,
-        exchange: Exchange,
-        seed: int,
-        delays: DelayStreams | None = None,
-    ):
+    def __init__(self, plan: Plan, work: Work, runner: StintRunner, delays: DelayStreams | None):
+        pace, period, exchange = plan.pace, plan.period, plan.exchange
         self.work = work
         self.runner = runner
         self.pace = pace
@@ -122,7 +111,7 @@ class CollectiveCluster:
             exact=self._buffers + runner.flat.size * len(self._moments),
             codec=exchange.codec,
             feedback=exchange.feedback,
-            seed=seed,
+            seed=plan.seed,
         )
         self.probe = DriftProbe(runner.flat.size)
         self._seconds = 0.0

@@ -90,23 +90,10 @@ class TorchFactory(ClusterFactory):
         self.check(plan.period, plan.pace, plan.exchange)
         self.check_world(dist.get_world_size())
         device = f"cuda:{_current_cuda()}" if self.device == "cuda" else "cpu"
-        order = plan.order
-        runner = StintRunner(
-            plan.task,
-            plan.shards,
-            order.unit,
-            order.sketch,
-            plan.optimizer,
-            plan.seed,
-            device,
-            plan.deck,
-            order.wants_losses,
-        )
-        delays = self.delays.streams(plan.seed)
+        runner, delays = StintRunner.of(plan, device), self.delays.streams(plan.seed)
         if plan.period.clock is not None:
-            clock, exchange = plan.period.clock, plan.exchange
-            return ClockedCollectiveCluster(work, runner, clock, exchange, plan.seed, self.timeout, delays)
-        return CollectiveCluster(work, runner, plan.pace, plan.period, plan.exchange, plan.seed, delays)
+            return ClockedCollectiveCluster(plan, plan.period.clock, work, runner, delays, self.timeout)
+        return CollectiveCluster(plan, work, runner, delays)
 
     def claim_device(self, local_rank: int) -> None:
         """Give the process its GPU, if GPUs are used; before it joins its group."""
