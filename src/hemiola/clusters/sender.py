@@ -14,7 +14,7 @@ from hemiola.wire.exchange import Exchange
 
 
 class Sender:
-    """The sending end of every worker: encodes changes, and remembers what rounding still owes.
+    """The sending end of every worker: encodes changes, and keeps the residuals of rounding.
 
     Args:
         exchange: The wire and its options.

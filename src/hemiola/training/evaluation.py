@@ -15,7 +15,8 @@ from hemiola.flat import FlatModel
 from hemiola.streams import torch_stream
 from hemiola.training.optimum import optimum
 
-_CHUNK = 1000
+_CHUNK = 1000  # examples whose noise is drawn together
+_AT_ONCE = 250  # of these pass the model together: what lies between its layers should stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ class Evaluator:
                 inputs, targets = self.task.perturb(inputs, targets, torch_stream("evaluation", first))
             if inputs.is_floating_point():
                 inputs = inputs.to(self.flat.weights.dtype)
-            outputs = self.flat.module(inputs)
-            loss += float(self.task.losses(outputs, targets).double().sum())
-            score += float(self.task.scores(outputs, targets).double().sum())
+            losses, scores = [], []
+            for some, their in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
+                outputs = self.flat.module(some)
+                losses.append(self.task.losses(outputs, their))
+                scores.append(self.task.scores(outputs, their))
+            loss += float(torch.cat(losses).double().sum())
+            score += float(torch.cat(scores).double().sum())
         return loss / count, score / count

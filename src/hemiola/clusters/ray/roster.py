@@ -1,4 +1,4 @@
-"""The workers as the server sees them: which actor sits where, what it does, and whether it still answers.
+"""The workers as the server sees them: which actor has which slot, what it does, and whether it still answers.
 
 Ray tells of a dead actor within milliseconds, on the reference of what it was doing. A worker that hangs says nothing:
 it has a deadline, some multiple of the slowest step ever measured. Past it the worker counts as late, nobody waits for
@@ -33,11 +33,11 @@ _SESSIONS = itertools.count(1)
 
 @dataclass
 class Slot:
-    """One worker's place.
+    """One worker's slot.
 
     Attributes:
         worker: Its number.
-        actor: The process that sits here; None when it died once too often.
+        actor: The process that has this slot; None when it died once too often.
         pid: Of that process.
         reference: What is waited for: the outcome of the stint, or the end of the actor's start.
         stint: What it works on; None when it is free or starting.

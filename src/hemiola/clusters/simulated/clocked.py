@@ -158,7 +158,7 @@ class ClockedCluster:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> State:
-        """Clock, the workers' optimizers, their contributions, and what the wire still owes."""
+        """Clock, the workers' optimizers, their contributions, and the residuals of the wire."""
         return {
             "timeline": self.timeline.state_dict(),
             "runner": self.runner.state_dict(),

@@ -235,7 +235,7 @@ class SimulatedCluster:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> State:
-        """Clock, the workers' optimizers, and what the wire still owes."""
+        """Clock, the workers' optimizers, and the residuals of the wire."""
         return {
             "clock": self.clock.state_dict(),
             "runner": self.runner.state_dict(),
