@@ -75,7 +75,7 @@ class Evaluator:
             if inputs.is_floating_point():
                 inputs = inputs.to(self.flat.weights.dtype)
             losses, scores = [], []
-            for some, their in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
+            for some, their in zip(torch.split(inputs, _AT_ONCE), torch.split(targets, _AT_ONCE), strict=True):
                 outputs = self.flat.module(some)
                 losses.append(self.task.losses(outputs, their))
                 scores.append(self.task.scores(outputs, their))
