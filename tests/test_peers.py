@@ -105,3 +105,37 @@ def test_a_rank_that_dies_is_named_within_seconds(start):
     assert time.monotonic() - died < 300  # the time-out is twice that
     for line in said:
         assert line.splitlines()[-1].startswith("LOST [2] rank 2 did not come to an exchange of plain values: ")
+
+
+# A group that is garbage, in a cycle, when the process forks. What the child must not do is collect it: the group would
+# wait for threads that only its parent has, for ever, or until the alarm kills it.
+FORKING = """
+import gc, os, signal, sys, torch, torch.distributed as dist
+from hemiola.peers import new_group
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+gc.disable()
+
+def used_and_forgotten():
+    group = new_group(timeout=600.0, backend="gloo")
+    dist.all_reduce(torch.ones(1), group=group)
+    cycle = [group]
+    cycle.append(cycle)
+    dist.destroy_process_group(group)
+
+used_and_forgotten()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    gc.collect()
+    os._exit(0)
+print("CHILD", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_forked_process_does_not_collect_groups_of_its_parent(tmp_path):
+    (tmp_path / "forking.py").write_text(FORKING)
+    process = Forked(tmp_path / "forking.py")
+    try:
+        assert process.stdout.readline() == "CHILD 0\n"
+    finally:
+        process.close()

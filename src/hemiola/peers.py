@@ -12,6 +12,7 @@ Used by the torch cluster and by loops of one's own alike.
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import logging
 import os
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,6 +59,26 @@ def check_started(how: str) -> bool:
             f"call init_process_group() {how}"
         )
     return False
+
+
+def new_group(timeout: float | None = None, backend: str | None = None) -> dist.ProcessGroup:
+    """A process group of our own, of all ranks, so that exchanges never mix with the loop's. Called on every rank."""
+    _leave_groups_to_their_process()
+    group: dist.ProcessGroup = dist.new_group(
+        timeout=None if timeout is None else timedelta(seconds=timeout), backend=backend
+    )
+    return group
+
+
+@cache
+def _leave_groups_to_their_process() -> None:
+    """See to it that no forked process ever collects what is garbage in this one.
+
+    A group that nobody uses any more may be part of a cycle. Where the garbage collector finds that in a forked
+    process, such as a worker of a DataLoader, the group waits for threads that are not there: it hangs or dies.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 # ---------------------------------------------------------------------------------------------------------- agreement

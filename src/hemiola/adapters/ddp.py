@@ -30,6 +30,7 @@ from hemiola.loops.averager import Averager
 from hemiola.loops.hooks import switch_of
 from hemiola.loops.telemetry import Log
 from hemiola.options import one_of
+from hemiola.peers import new_group
 from hemiola.state import own_state
 from hemiola.wire.codec import WIRES, quantiser
 from hemiola.wire.group_mean import GroupMean
@@ -126,7 +127,7 @@ class GradientWire:
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         """Begin to average a bucket."""
         if self._group is None:
-            self._group = dist.new_group(backend="gloo" if bucket.buffer().device.type == "cpu" else None)
+            self._group = new_group(backend="gloo" if bucket.buffer().device.type == "cpu" else None)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         buffer, mean = bucket.buffer(), self._mean(bucket.index(), bucket.buffer().numel())
 

@@ -12,7 +12,7 @@ from hemiola.errors import InputError, unknown
 from hemiola.order import ORDERS
 from hemiola.order.balanced import Balanced
 from hemiola.own import checked_policy
-from hemiola.peers import check_started
+from hemiola.peers import check_started, new_group
 
 THIN = "ghost:4:thin"
 
@@ -81,5 +81,4 @@ def own_group(ranks: int) -> dist.ProcessGroup:
             f"the sampler has {ranks} replicas but torch.distributed has {dist.get_world_size()} ranks; they must agree"
         )
     # gloo, because rows are looked at on the CPU whatever the model is on.
-    group: dist.ProcessGroup = dist.new_group(backend="gloo")
-    return group
+    return new_group(backend="gloo")

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from statistics import fmean, median
 from types import TracebackType
@@ -47,7 +46,7 @@ from hemiola.loops.optimizer_state import agree_on_state, unwrapped
 from hemiola.loops.telemetry import Log, Logs
 from hemiola.options import one_of, whole
 from hemiola.own import checked_policy
-from hemiola.peers import Attendance, RankLostError, check_started
+from hemiola.peers import Attendance, RankLostError, check_started, new_group
 from hemiola.period.measuring import Adaptive
 from hemiola.state import own_state
 from hemiola.timing.link import ring_bytes
@@ -232,7 +231,7 @@ class Averager:
             if self._group is None:
                 # A group of our own: an averaging under way cannot mix with the loop's collectives. Among some ranks
                 # only, torch cannot make one safely: its name would depend on how many groups each rank made before.
-                self._group = dist.new_group(timeout=timedelta(seconds=self._timeout))
+                self._group = new_group(self._timeout)
             anchor = None if self._resumed is None else self._resumed["anchored"]["anchor"]
             settings = f"{type(self.period).__name__}, {self.exchange}, buffers={self._buffers!r}, steps={self.steps}"
             if self.outer is not None:

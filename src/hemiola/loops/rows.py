@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hemiola.contracts import Order, State, Visit
+from hemiola.peers import new_group
 
 BLOCK = 128  # units exchanged at a time, fewer where they are long
 NUMBERS = 1 << 22  # the most numbers of a block
@@ -99,7 +100,7 @@ class RowExchange:
         """The watch ends, perhaps within an epoch. Every rank calls this, and may be a batch ahead of another one."""
         if self._group is not None:
             if self._between is None:
-                self._between = dist.new_group(backend="gloo")
+                self._between = new_group(backend="gloo")
             furthest = torch.tensor(self._sent)
             dist.all_reduce(furthest, dist.ReduceOp.MAX, group=self._between)
             while self._sent < int(furthest):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from hemiola.clusters.torch.group import gather, share
 from hemiola.clusters.torch.sketches import gather_sketches
 from hemiola.contracts import FOLLOWED, Clock, Directions, Report, Span, State, Stint, Update, Work
 from hemiola.errors import InputError
-from hemiola.peers import Attendance
+from hemiola.peers import Attendance, new_group
 from hemiola.plan import Plan
 from hemiola.state import own_state
 from hemiola.timing.delays import DelayStreams
@@ -119,7 +118,7 @@ class ClockedCollectiveCluster:
         self.wishes, self.granted = Wishes(), Wishes()
         self.at_rest = True
         # A group of its own: averagings must not mix with what ranks exchange when they rest.
-        self._group = dist.new_group(timeout=timedelta(seconds=timeout))
+        self._group = new_group(timeout)
         self._attendance = Attendance(self._group)
         size = runner.flat.size
         self.mean = GroupMean(
