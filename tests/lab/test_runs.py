@@ -128,6 +128,22 @@ def test_interrupted_and_resumed_it_ends_the_same(whole, tmp_path, monkeypatch, 
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "a finished part was computed again"
 
 
+def test_where_one_cell_alone_was_told_to_stop_the_experiment_was_interrupted(whole, tmp_path, monkeypatch):
+    """As by somebody who ends its process, not ours: the others go on, and nobody takes three cells for all four."""
+    gate, out, of, read = tmp_path / "gate", tmp_path / "out", experiment(tmp_path / "gate"), execute._read
+
+    def read_and_end(one, display):
+        read(one, display)
+        if Path(f"{gate}.reached").exists() and not gate.exists():
+            os.kill(one.process.pid, signal.SIGTERM)
+            gate.touch()
+
+    monkeypatch.setattr(execute, "_read", read_and_end)
+    outcome = run_experiment(of, out, jobs=1)
+    assert (outcome.finished, outcome.interrupted, outcome.failed) == (3, True, [])
+    _resume_and_compare(of, out, whole)
+
+
 def _resume_and_compare(of: Experiment, out: Path, whole: Path) -> None:
     assert run_experiment(of, out, jobs=2, resume=True).finished == 4
     assert rows(out) == rows(whole)

@@ -40,12 +40,17 @@ STOP_PATIENCE_SECONDS = 60.0
 
 @dataclass
 class RunOutcome:
-    """How an experiment ended: how many cells are finished, which failed and why, and whether it was interrupted."""
+    """How an experiment ended: how many cells are finished, which failed and why, and whether it was told to stop."""
 
     finished: int
     total: int
     failed: list[Failure]
-    interrupted: bool
+    stopped: bool = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether something is left to do that has not failed; also where a single cell's process was told to stop."""
+        return self.stopped or self.finished + len(self.failed) < self.total
 
 
 @dataclass
@@ -129,7 +134,7 @@ def _run_as_rank(
                     break
         group.close()
         if not group.first:
-            return RunOutcome(0, len(cells), [], False)
+            return RunOutcome(0, 0, [])  # the first rank has the folder, and says what became of them
         return RunOutcome(store.assemble(), len(cells), [], stop.is_set())
     except RankLostError as lost:
         print(f"hemiola: {lost}; `hemiola resume` goes on from the last checkpoint", file=sys.stderr)
