@@ -124,6 +124,102 @@ def test_only_the_last_layers_learn(folder):
     assert FlatModel(load_task("glue-minilm", {}, folder).model()).size > 15 * 8
 
 
+def frozen_and_whole(folder):
+    """A model whose first layer is frozen, and the same without memory; texts of different lengths."""
+    task = load_task("glue-minilm", {"task": "sst2", "trained": 1}, folder)
+    torch.manual_seed(0)
+    model = task.model()
+    whole = load_task("glue-minilm", {"task": "sst2"}, folder).model()
+    whole.load_state_dict(model.state_dict())
+    assert not whole.bert._frozen()
+    return model, whole, task.train.batch(np.arange(len(task.train)))
+
+
+def test_what_frozen_layers_make_of_a_text_is_computed_once(folder, monkeypatch):
+    model, whole, (tokens, _) = frozen_and_whole(folder)
+    passed = []
+    layer = type(model.bert.layers[0])
+    monkeypatch.setattr(layer, "forward", counted(layer.forward, passed, model.bert.layers[0]))
+    texts = {tuple(row) for row in tokens.tolist()}
+    assert len(texts) < len(tokens)  # The folder's texts come again and again.
+    for _ in range(3):
+        torch.testing.assert_close(model(tokens), whole(tokens))
+    assert len(passed) == len(texts)
+
+
+def counted(forward, passed, of):
+    def count(self, *given):
+        if self is of:
+            passed.append(1)
+        return forward(self, *given)
+
+    return count
+
+
+def test_only_so_many_texts_are_remembered(folder, monkeypatch):
+    monkeypatch.setattr(minilm, "REMEMBERED", 1)
+    model, whole, (tokens, _) = frozen_and_whole(folder)
+    torch.testing.assert_close(model(tokens), whole(tokens))
+    torch.testing.assert_close(model(tokens), whole(tokens))
+    assert len(model.bert._known) == 1
+
+
+def test_what_is_remembered_does_not_depend_on_its_company(folder):
+    """Else a run that was resumed, and met its texts in other batches, would not be the same to the last bit."""
+    model, _, (tokens, _) = frozen_and_whole(folder)
+    other, _, _ = frozen_and_whole(folder)
+    other(tokens[1:2])
+    other(tokens[:3])
+    assert torch.equal(model(tokens), other(tokens))
+
+
+def test_gradients_are_those_without_memory(folder):
+    model, whole, (tokens, targets) = frozen_and_whole(folder)
+    for one in (model, whole):
+        for _ in range(2):
+            one.zero_grad()
+            torch.nn.functional.cross_entropy(one(tokens), targets).backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert {name.split(".")[2] for name in found if "layers" in name} == {"1"}
+    for name, parameter in whole.named_parameters():
+        if name in found:
+            torch.testing.assert_close(found[name], parameter.grad)
+
+
+def test_memory_ends_with_what_it_is_of(folder):
+    model, whole, (tokens, targets) = frozen_and_whole(folder)
+    before = model(tokens)
+    for one in (model, whole):
+        with torch.no_grad():
+            one.bert.layers[0].widen.weight.mul_(3.0)
+    assert not torch.allclose(before, whole(tokens))
+    torch.testing.assert_close(model(tokens), whole(tokens))
+    model.requires_grad_(True)
+    torch.nn.functional.cross_entropy(model(tokens), targets).backward()
+    assert model.bert.words.weight.grad.abs().sum() > 0
+
+
+def test_a_model_with_frozen_layers_can_be_vectorised(folder):
+    model, whole, (tokens, _) = frozen_and_whole(folder)
+    model(tokens)
+    values = {name: torch.stack([p, p * 1.5]).detach() for name, p in model.named_parameters() if p.requires_grad}
+
+    def summed(values, tokens, model=model):
+        return torch.func.functional_call(model, values, (tokens,)).sum()
+
+    both = torch.stack([tokens, tokens.flip(0)])
+    found = torch.func.vmap(torch.func.grad(summed))(values, both)
+    shared = torch.func.vmap(torch.func.grad(summed), in_dims=(0, None))(values, tokens)
+    for at, batch in enumerate(both):
+        own = {name: p.detach().clone() for name, p in whole.named_parameters()}
+        own |= {name: value[at] for name, value in values.items()}
+        expected = torch.func.grad(summed)(own, batch, whole)
+        for name in values:
+            torch.testing.assert_close(found[name][at], expected[name], rtol=1e-4, atol=1e-5)
+            if at == 0:
+                torch.testing.assert_close(shared[name][0], expected[name], rtol=1e-4, atol=1e-5)
+
+
 def test_texts_of_the_four_tasks(folder):
     pieces = minilm.tokenizer(folder)
     expected = {

@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from hemiola.errors import InputError
 from hemiola.lab.tasks.readers import read_safetensors, reading
 from hemiola.lab.tasks.wordpiece import WordPiece
+
+REMEMBERED = 16384  # texts of which it is remembered what frozen layers make of them; of 20 tokens they take half a GB
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Bert(nn.Module):
 
     What is padding and which of two texts a token belongs to is read off the tokens themselves: `pad` is no text, and
     the second text starts after the first `separator`.
+
+    Where the first layers are frozen, what they make of a text is the same at every visit, and is remembered.
     """
 
     def __init__(self, config: Config, pad: int, separator: int) -> None:
@@ -51,20 +56,74 @@ class Bert(nn.Module):
         self.types = nn.Embedding(config.type_vocab_size, width)
         self.norm = nn.LayerNorm(width, eps=eps)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self._known: dict[bytes, Tensor] = {}  # a text's tokens, and what the frozen layers make of it
+        self._known_by: list[tuple[Tensor, int]] = []  # their parameters then, and which versions of these
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Mean-pooled last layer."""
-        ends = (tokens == self.separator).long()
-        text = (tokens != self.pad).long()
-        second = (ends.cumsum(dim=1) - ends).clamp(max=1) * text
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        stream = self.norm(self.words(tokens) + self.positions(places) + self.types(second))
-        absent = (text == 0)[:, None, None, :]
-        for layer in self.layers:
-            stream = layer(stream, absent)
+        text = tokens != self.pad
+        frozen = self._frozen()
+        stream = self._remembered(tokens, text, frozen) if frozen else None
+        if stream is None:
+            stream = self._begin(tokens, text, len(frozen))
+        for layer in self.layers[max(0, len(frozen) - 1) :]:
+            stream = layer(stream, text)
         share = text.unsqueeze(-1).to(stream.dtype)
         pooled: Tensor = (stream * share).sum(dim=1) / share.sum(dim=1)
         return pooled
+
+    def _frozen(self) -> list[list[Tensor]]:
+        """Parameters of the embeddings, the first layer, ... up to the first of these in which something learns."""
+        embeddings = nn.ModuleList([self.words, self.positions, self.types, self.norm])
+        parts = [list(part.parameters()) for part in (embeddings, *self.layers)]
+        return list(takewhile(lambda part: not any(_learns(parameter) for parameter in part), parts))
+
+    def _begin(self, tokens: Tensor, text: Tensor, parts: int) -> Tensor:
+        """Through the embeddings and the layers of that many parts, (B, T, width)."""
+        ends = (tokens == self.separator).long()
+        second = (ends.cumsum(dim=1) - ends).clamp(max=1) * text
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        stream: Tensor = self.norm(self.words(tokens) + self.positions(places) + self.types(second))
+        for layer in self.layers[: max(0, parts - 1)]:
+            stream = layer(stream, text)
+        return stream
+
+    def _remembered(self, tokens: Tensor, text: Tensor, frozen: list[list[Tensor]]) -> Tensor | None:
+        """The same by frozen parts, of which each text passes alone and once; zeros where there is no text.
+
+        Alone, so that it does not depend on its company, and a resumed run finds the same to the last bit. None where
+        tokens cannot be looked at: inside of ``torch.func.vmap``.
+        """
+        try:
+            rows, lengths = tokens.cpu().numpy(), text.sum(dim=1).tolist()
+        except RuntimeError:
+            return None
+        by = [(parameter, parameter._version) for part in frozen for parameter in part]
+        if not _same(by, self._known_by):
+            self._known, self._known_by = {}, by
+        found = self.words.weight.new_zeros(*tokens.shape, self.words.embedding_dim)
+        for at, length in enumerate(lengths):
+            key = rows[at, :length].tobytes()
+            known = self._known.get(key)
+            if known is None:
+                with torch.no_grad():
+                    known = self._begin(tokens[at : at + 1, :length], text[at : at + 1, :length], len(frozen))[0]
+                if len(self._known) < REMEMBERED:
+                    self._known[key] = known
+            found[at, :length] = known
+        return found
+
+
+def _learns(parameter: Tensor) -> bool:
+    """Also what ``torch.func.functional_call`` puts in place of a parameter may."""
+    return parameter.requires_grad or not isinstance(parameter, nn.Parameter)
+
+
+def _same(these: list[tuple[Tensor, int]], those: list[tuple[Tensor, int]]) -> bool:
+    """The very same tensors, which nobody has written to."""
+    return len(these) == len(those) and all(
+        this is that and version == other for (this, version), (that, other) in zip(these, those, strict=True)
+    )
 
 
 class _Layer(nn.Module):
@@ -77,19 +136,19 @@ class _Layer(nn.Module):
         self.widen, self.narrow = nn.Linear(width, config.intermediate_size), nn.Linear(config.intermediate_size, width)
         self.norm_mlp = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
-    def forward(self, stream: Tensor, absent: Tensor) -> Tensor:
-        stream = self.norm_attention(stream + self._attention(stream, absent))
+    def forward(self, stream: Tensor, text: Tensor) -> Tensor:
+        stream = self.norm_attention(stream + self._attention(stream, text))
         result: Tensor = self.norm_mlp(stream + self.narrow(nn.functional.gelu(self.widen(stream))))
         return result
 
-    def _attention(self, stream: Tensor, absent: Tensor) -> Tensor:
+    def _attention(self, stream: Tensor, text: Tensor) -> Tensor:
         batch, time, width = stream.shape
         query, key, value = (
             part(stream).view(batch, time, self.heads, width // self.heads).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         affinity = query @ key.transpose(-2, -1) / math.sqrt(width // self.heads)
-        mixed = affinity.masked_fill(absent, -math.inf).softmax(dim=-1) @ value
+        mixed = affinity.masked_fill(~text[:, None, None, :], -math.inf).softmax(dim=-1) @ value
         merged: Tensor = self.merge(mixed.transpose(1, 2).reshape(batch, time, width))
         return merged
 
