@@ -18,8 +18,18 @@ from hemiola.lab.reproduce import table as tables
 from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.functions import Parts
 from hemiola.lab.reproduce.numbers import Measured, fit_slope, measure
+from hemiola.lab.reproduce.pictures import curve_rows
 from hemiola.lab.reproduce.run import FUNCTIONS, measured, reproduce
-from hemiola.lab.reproduce.table import Check, Number, claim_named, claims, experiment_path, load_experiment, table
+from hemiola.lab.reproduce.table import (
+    Check,
+    Number,
+    Picture,
+    claim_named,
+    claims,
+    experiment_path,
+    load_experiment,
+    table,
+)
 from hemiola.lab.reproduce.verdict import Judged, in_words, judge, shown, with_deviation
 from hemiola.lab.tasks import TASKS
 from hemiola.lab.tasks.files import SETS
@@ -315,6 +325,15 @@ def test_functions_give_the_numbers_that_are_checked_and_the_pictures(name, tmp_
         assert Judged(check, good, bound).holds
         assert not Judged(check, bad, bound).holds
         assert not Judged(check, math.nan, bound).holds
+
+
+def test_a_picture_leaves_out_what_comes_before_its_start():
+    lines = [{"epochs": e, "train_loss": loss} for e, loss in ((0.0, 7.6), (5.0, 3.66), (10.0, 3.54))]
+    there = folder({"a": lines})
+    every = [row["x"] for row in curve_rows(Picture(file="f"), there)]
+    assert every == [0.0, 5.0, 10.0]
+    later = curve_rows(Picture(file="f", start=1), there)
+    assert [(row["x"], row["mean"]) for row in later] == [(5.0, 3.66), (10.0, 3.54)]
 
 
 def test_parts_are_computed_once(tmp_path):

@@ -35,7 +35,7 @@ def curve_rows(panel: Picture, folder: Folder) -> Rows:
         for moment in zip(*logs, strict=False):
             x = [seen.get(panel.x, math.nan) for seen in moment]
             y = [seen.get(panel.y, math.nan) for seen in moment]
-            if all(map(math.isfinite, (*x, *y))):
+            if all(map(math.isfinite, (*x, *y))) and min(x) >= panel.start:
                 rows.append({"line": run, "x": sum(x) / len(x), "mean": sum(y) / len(y), "low": min(y), "high": max(y)})
     return rows
 

@@ -137,7 +137,8 @@ class Picture(_Table):
     """One picture of a claim, in the axes of the paper.
 
     Curves of an experiment's runs (``file``), the declared numbers that have a line (neither), or what a function
-    drew under the panel's title.
+    drew under the panel's title. What comes before ``start`` is left out, where an untrained model would stretch the
+    axis so far that nothing else shows.
     """
 
     title: str = ""
@@ -149,6 +150,7 @@ class Picture(_Table):
     y_title: str = ""
     log_x: bool = False
     log_y: bool = False
+    start: float = 0.0
 
 
 class PublishedClaim(_Table):
