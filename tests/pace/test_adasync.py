@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hemiola.contracts import Arrivals
 from hemiola.errors import InputError
-from hemiola.pace.adasync import AdaSync, batch_rule, exponential_rule, loss_floor, spacing_rule
+from hemiola.pace.adasync import AdaSync, batch_rule, exponential_rule, falls, loss_floor, spacing_rule
 from hemiola.pace.spacings import mean_spacings
 from hemiola.timing.theory import harmonic
 
@@ -100,6 +100,20 @@ def test_the_window_is_in_mean_step_times():
         assert ks == [2] * 19 + [4]
 
 
+def test_the_window_counts_steps_that_were_cut_short():
+    # The first of eight finishes after an eighth of a mean step, and cancels seven: 8/8 of a second lived through for
+    # one that finished. A window of 10 is 10 s then, 80 updates, not 10 mean times of those that finished.
+    policy = AdaSync(start=1, window=10.0, guard=False)
+    policy.begin(8, counts_workers=True)
+    ks = []
+    for update in range(1, 200):
+        loss = 4.0 if update <= 80 else 0.1
+        policy.updated(Arrivals(update / 8, 0.0, (0,), (loss,), (0.125,), (0.125,) * 7, (0,)))
+        ks.append(policy.k)
+    assert ks[:159] == [1] * 159
+    assert ks[159] == round(exponential_rule(1, 8, 40.0)) == 4
+
+
 def test_the_floor_guard_sees_a_noise_floor():
     # Loss 0.5 + 1.5 * 0.8^n, 4 reports a window, so F_0 = (2 + 1.7) / 2 = 1.85. The paper's ratio ends at 1.85 / 0.5,
     # so K = 2 sqrt(3.7) = 3.8. With a floor of 0.7 * 0.5 it ends at (1.85 - 0.35) / (0.5 - 0.35), K = 2 sqrt(10) = 6.3.
@@ -157,6 +171,34 @@ def test_the_stuck_guard_is_not_fooled_by_noise():
             policy.updated(Arrivals(float(now), 0.0, (0,) * 32, losses, (1.0,), (), (0,) * 32))
         raised += policy._least > 1
     assert raised <= 4  # one window in 740 is three standard errors above the one before
+
+
+def test_the_plateau_guard():
+    # F_0 / F_t is 4 / 2.6 at the most, so the paper's rule stays at K_0 = 2 although K_0 holds the loss up at 2.6. Six
+    # windows at the present K, the last two not below the first two: K grows by half; six more, and again.
+    losses = [4.0, 4.0, 3.8, 3.6, 3.4, 3.2, 3.0, 2.8] + [2.6] * 20
+    guarded, exact = AdaSync(start=2, window=1.0, guard=["plateau"]), AdaSync(start=2, window=1.0, guard=False)
+    for policy in (guarded, exact):
+        policy.begin(8, counts_workers=False)
+    assert play(exact, losses) == [2] * 28
+    assert play(guarded, losses) == [2] * 13 + [3] * 6 + [4] * 6 + [6] * 3
+
+
+def test_a_plateau_takes_as_many_updates_as_the_first_two_windows():
+    # A window is four updates long at K_0, so there must be eight at each K. Then an update takes as long as a window:
+    # eight windows pass.
+    policy = AdaSync(start=2, window=4.0, guard=["plateau"])
+    policy.begin(8, counts_workers=False)
+    assert play(policy, [2.0] * 24) == [2] * 23 + [3]
+    assert play(policy, [2.0] * 8, seconds=4.0, start=24.0) == [3] * 7 + [4]
+
+
+def test_a_fall_is_seen_through_noise():
+    # The mean of two windows of error e has e / sqrt(2), the difference of two such means e: 3 e is clear.
+    fall = [1.3, 1.3, 1.2, 1.1, 1.0, 1.0]
+    assert falls(fall, [0.099] * 6)
+    assert not falls(fall, [0.101] * 6)
+    assert not falls(fall[::-1], [0.0] * 6)
 
 
 def test_losses_that_are_not_finite_raise_k_and_poison_nothing():

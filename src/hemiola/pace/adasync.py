@@ -6,7 +6,7 @@ window the K that minimises the paper's error bound at the window's end solves
     K_t^2 T'(K_t) = K_0^2 T'(K_0) F(w_0) / F(w_t)
 
 Symbols: K_0 ``start``, P ``workers``, T(K) the mean time of an update, F(w_0) / F(w_t) ``ratio``. F is not evaluated:
-a mean of the losses that arrive stands in for it. The paper's rule has four weaknesses in practice, each of which has
+a mean of the losses that arrive stands in for it. The paper's rule has five weaknesses in practice, each of which has
 a guard that can be turned off by leaving its name out of ``guard``:
 
 * ``delays``: the closed forms for K-sync and K-async assume (shifted) exponential delays. T(K) is taken from the
@@ -15,6 +15,10 @@ a guard that can be turned off by leaving its name out of ``guard``:
   growing. A running estimate of F* is subtracted from both losses, while the loss is clearly slowing down.
 * ``stuck``: where K_0 is unstable at this learning rate, the loss never falls and K never grows. K is raised whenever
   the loss of a window is clearly above that of the window before or no lower than at the start, or is not finite.
+* ``plateau``: the rule takes K_0 for the best K at the start. Where noise at the present K holds the loss up, far above
+  what a larger K reaches, the loss hardly falls and K stays. K is raised whenever the loss has not clearly fallen over
+  the latest six windows, all of them at the present K, in which there were as many updates as K_0 makes in two: a large
+  K makes few, and takes longer to show what it reaches.
 * ``hysteresis``: K moves only when two windows in a row ask for a move in the same direction.
 """
 
@@ -32,14 +36,15 @@ from hemiola.pace.laws import Empirical, Floats
 from hemiola.pace.spacings import fit_delays, mean_spacings
 from hemiola.state import own_state
 
-Guard = Literal["delays", "floor", "stuck", "hysteresis"]
+Guard = Literal["delays", "floor", "stuck", "plateau", "hysteresis"]
 GUARDS: tuple[Guard, ...] = get_args(Guard)
 
-VERSION = 2
+VERSION = 3
 MEMORY = 1024  # delays remembered
 CLEAR = 3.0  # a change of loss is clear from this many standard errors on
-HISTORY = 6  # windows the floor is estimated from; over a longer past a fast beginning looks like a floor nearby
+HISTORY = 6  # windows a floor or a plateau is seen in; over more of them a fast beginning looks like a floor nearby
 SLOWING = 2.0  # a loss is slowing down from this many standard errors on; a lesser sign of a floor is taken for none
+SETTLING = 2  # windows at K_0, of whose updates there must be as many before a plateau is one
 CLOSEST = 0.7  # the floor is never put above this share of the lowest loss of a window
 
 
@@ -127,6 +132,9 @@ class AdaSync:
         self._errors: list[float] = []  # standard errors of these means
         self._floor = 0.0
         self._ratio = 1.0
+        self._held = 0  # windows since K moved
+        self._updates = 0  # since K moved
+        self._enough = 0  # updates before a plateau is one; 0 while K_0 has not made them
         self._asked = self.start  # what the window before asked for
         self._least = 1  # below this the loss was seen to rise
 
@@ -137,6 +145,7 @@ class AdaSync:
             if self._first.count < self._workers:
                 self._first.add(loss)
             self._window.add(loss)
+        self._updates += 1
         if self._window.count and seen.seconds - self._opened >= self.window * self._delays.mean():
             self._reconsider()
             self._window = _Tally()
@@ -150,13 +159,18 @@ class AdaSync:
         if "floor" in self.guards:
             self._floor = (self._floor + loss_floor(self._means, self._errors)) / 2
         wanted = self._rule(loss)
-        if stuck:
+        self._held += 1
+        if not self._enough and len(self._means) == SETTLING:
+            self._enough = self._updates
+        if stuck or ("plateau" in self.guards and self._is_plateau()):
             self._least = min(self._workers, self.k + max(1, self.k // 2))
         if "hysteresis" in self.guards:
             both = sorted((wanted, self._asked))
             self._asked = wanted
             wanted = min(max(self.k, both[0]), both[1])
-        self.k = max(wanted, self._least)
+        wanted = max(wanted, self._least)
+        if wanted != self.k:
+            self.k, self._held, self._updates = wanted, 0, 0
 
     def _is_stuck(self, loss: float, error: float) -> bool:
         if self._window.refused:
@@ -164,6 +178,9 @@ class AdaSync:
         if not self._means:
             return False
         return loss >= self._first.mean() or loss - self._means[-1] > CLEAR * math.hypot(error, self._errors[-1])
+
+    def _is_plateau(self) -> bool:
+        return self._held >= HISTORY and self._updates >= self._enough and not falls(self._means, self._errors)
 
     def _rule(self, loss: float) -> int:
         """The rule's K, rounded and clipped to [1, P]; the present K where the losses say nothing."""
@@ -197,6 +214,9 @@ class AdaSync:
             "errors": list(self._errors),
             "floor": self._floor,
             "ratio": self._ratio,
+            "held": self._held,
+            "updates": self._updates,
+            "enough": self._enough,
             "asked": self._asked,
             "least": self._least,
         }
@@ -214,6 +234,9 @@ class AdaSync:
         self._errors = list(state["errors"])
         self._floor = float(state["floor"])
         self._ratio = float(state["ratio"])
+        self._held = int(state["held"])
+        self._updates = int(state["updates"])
+        self._enough = int(state["enough"])
         self._asked = int(state["asked"])
         self._least = int(state["least"])
 
@@ -225,17 +248,28 @@ def loss_floor(means: Sequence[float], errors: Sequence[float]) -> float:
     c - (b - c)^2 / ((a - b) - (b - c)). While the decay is not slowing down by more than the windows' standard errors
     explain there is no sign of a floor, and it is 0; once it has stopped, the floor is where the loss is.
     """
-    third = len(means) // 3
-    if not third:
+    if len(means) < 3:
         return 0.0
-    a, b, c = np.asarray(means[-3 * third :], dtype=float).reshape(3, third).mean(axis=1)
+    (a, b, c), (da, db, dc) = _thirds(means, errors)
     before, after = a - b, b - c
-    # The standard error of (a - b) - (b - c).
-    da, db, dc = np.square(np.asarray(errors[-3 * third :], dtype=float)).reshape(3, third).sum(axis=1) / third**2
+    # The root is the standard error of (a - b) - (b - c).
     if before <= max(after, 0.0) or before - after < SLOWING * math.sqrt(da + 4 * db + dc):
         return 0.0
     estimate = c if after <= 0 else c - after**2 / (before - after)
     return float(min(max(0.0, estimate), CLOSEST * max(0.0, min(means))))
+
+
+def falls(means: Sequence[float], errors: Sequence[float]) -> bool:
+    """Whether the last third of equally long windows is clearly below the first."""
+    (first, _, last), (error_of_first, _, error_of_last) = _thirds(means, errors)
+    return bool(first - last > CLEAR * math.sqrt(error_of_first + error_of_last))
+
+
+def _thirds(means: Sequence[float], errors: Sequence[float]) -> tuple[Floats, Floats]:
+    """The means of three thirds of the windows, and the squares of their standard errors."""
+    third = len(means) // 3
+    losses, squares = (np.asarray(values, dtype=float)[-3 * third :] for values in (means, np.square(errors)))
+    return losses.reshape(3, third).mean(axis=1), squares.reshape(3, third).sum(axis=1) / third**2
 
 
 class _Tally:
@@ -275,7 +309,11 @@ class _Delays:
             del self.finished[: len(self.finished) // 2], self.censored[: len(self.censored) // 2]
 
     def mean(self) -> float:
-        return sum(self.finished) / len(self.finished) if self.finished else 0.0
+        """Of a step: all that was lived through over the steps that finished, exact where delays are exponential.
+
+        The finished ones alone are too short where others were cancelled: they were the fast ones.
+        """
+        return (sum(self.finished) + sum(self.censored)) / len(self.finished) if self.finished else 0.0
 
     def law(self) -> Empirical:
         return fit_delays(self.finished, self.censored)
