@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,8 @@ from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce import docs, run
 from hemiola.lab.reproduce import table as tables
 from hemiola.lab.reproduce.folder import ClaimFolder, Finding
-from hemiola.lab.reproduce.functions import Parts
 from hemiola.lab.reproduce.numbers import Measured, fit_slope, measure
+from hemiola.lab.reproduce.parts import Parts
 from hemiola.lab.reproduce.pictures import curve_rows
 from hemiola.lab.reproduce.run import FUNCTIONS, measured, reproduce
 from hemiola.lab.reproduce.table import (
@@ -313,7 +315,7 @@ def test_functions_give_the_numbers_that_are_checked_and_the_pictures(name, tmp_
     claim = claim_named(name)
     small = claim.model_copy(update={"options": {**claim.options, **SMALL[name]}})
     there = ClaimFolder(tmp_path, small, quick=False)
-    found = run._call(small, there, None)
+    found = run._call(small, there, None, jobs=2)
     needed = {check.number for check in claim.checks} if name != "gradient-norm" else {claim.checks[0].number}
     assert needed <= set(found.numbers)
     assert any(found.rows.get(panel.title) or "workers" in panel.title for panel in claim.panels)
@@ -344,6 +346,25 @@ def test_parts_are_computed_once(tmp_path):
     (tmp_path / "parts/a.json").write_text("[1.0, ")
     assert parts.once("a", compute) == [1.0, 2.0]
     assert len(calls) == 2
+
+
+def test_parts_side_by_side_are_computed_once(tmp_path):
+    calls = {str(number): partial(_noted, tmp_path / "calls", number) for number in range(3)}
+    expected = {"0": [0.0], "1": [1.0], "2": [2.0]}
+    parts = Parts(tmp_path / "parts", jobs=2)
+    parts.once("1", calls["1"])
+    assert parts.all(calls, preload=__name__) == parts.all(calls, preload=__name__) == expected
+    first, *others = (tmp_path / "calls").read_text().split()
+    here = str(os.getpid())
+    assert first == here
+    assert len(others) == 2
+    assert here not in others
+
+
+def _noted(where: Path, number: int) -> list[float]:
+    with where.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return [float(number)]
 
 
 def test_verdicts_in_words():

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -161,19 +159,6 @@ def test_a_rate_that_does_not_learn_with_another_seed_sets_no_target():
         InputError, match="does not settle below the training loss it begins with, 2: give more minutes"
     ):
         run(lambda lr, seed: [2.0, 2.1])
-
-
-def test_no_process_outlives_an_advisor_that_is_killed():
-    """What it prints ends when nobody is left who could print."""
-    code = (
-        "import sys; from hemiola.lab.advise.race import _executor; pool = _executor(2); "
-        "pool.submit(abs, 1).result(); print('ready', flush=True); sys.stdin.read()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        process.kill()
-        assert process.stdout.read() == ""
 
 
 def test_what_was_not_given_is_said_first():

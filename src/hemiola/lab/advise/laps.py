@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -115,18 +111,6 @@ class LapTrace:
         """Cluster seconds to the target; infinite where it is not reached."""
         found = self.arrival(target)
         return math.inf if found is None else found.seconds
-
-
-def end_with_parent() -> None:
-    """In a process of a pool: end when the one that started it does, however; left alone it would wait for ever."""
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def run_lap(lap: Lap) -> LapTrace:

@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,9 +27,10 @@ from hemiola.contracts import TaskLike
 from hemiola.errors import InputError
 from hemiola.lab.advise.advice import Advice, verdict
 from hemiola.lab.advise.candidates import ADAPTIVE_RATES, ORDINARY, Table, candidates, without_order
-from hemiola.lab.advise.laps import Clock, Lap, LapTrace, end_with_parent, run_lap
+from hemiola.lab.advise.laps import Clock, Lap, LapTrace, run_lap
 from hemiola.lab.advise.measure import refuse_short_trace
 from hemiola.lab.experiment import Experiment
+from hemiola.lab.pool import pool_of
 from hemiola.timing.delays import parse_delay
 
 COURSES = 100  # what a race costs, in ordinary runs over the course
@@ -163,7 +163,7 @@ class CandidateRace:
         (cell,) = Experiment(self.given, self.question.base).cells
         task = cell.task(self.question.data)
         self._evaluate_on_few(task)
-        with _executor(self.jobs) as self.pool:
+        with pool_of(self.jobs, preload="hemiola.lab.advise.laps") as self.pool:
             self.epochs = self._affordable(self._own_rate(task))
             rate = self._course(self._own_rate(task))
             heats = self._heats(rate)
@@ -401,39 +401,19 @@ class CandidateRace:
     ) -> list[LapTrace]:
         """The laps' traces; each is asked for when a process is free, and none once the stage's time is over."""
         found: list[LapTrace] = []
-        running: set[Future[LapTrace]] = set()
+        for trace in self.pool.each(self._in_time(laps, stage)):
+            self.computed += trace.processor
+            found.append(trace)
+            note(trace)
+        return found
+
+    def _in_time(self, laps: Iterable[Lap], stage: str) -> Iterator[Callable[[], LapTrace]]:
         coming = iter(laps)
-        while True:
-            while len(running) < self.jobs and self.spent() < 60 * self.minutes * SHARES[stage]:
-                lap = next(coming, None)
-                if lap is None:
-                    break
-                running.add(self.pool.submit(run_lap, lap))
-            if not running:
-                return found
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                trace = future.result()
-                self.computed += trace.processor
-                found.append(trace)
-                note(trace)
-
-
-def _executor(jobs: int) -> Executor:
-    if jobs == 1:
-        return _Here()
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["hemiola.lab.advise.laps"])
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent)
-
-
-class _Here(Executor):
-    """One lap after the other, in this process."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(fn(*args, **kwargs))
-        return done
+        while self.spent() < 60 * self.minutes * SHARES[stage]:
+            lap = next(coming, None)
+            if lap is None:
+                return
+            yield partial(run_lap, lap)
 
 
 def _score(traces: Mapping[int, LapTrace], target: float) -> float:

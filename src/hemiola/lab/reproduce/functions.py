@@ -6,64 +6,19 @@ pictures. Parts that take long are computed once and kept in the claim's folder,
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from hemiola.files import write_whole
 from hemiola.lab.reproduce.numbers import Measured, fit_slope
+from hemiola.lab.reproduce.parts import Found, Parts, row
 from hemiola.order import ORDERS
 from hemiola.order.herding import simulate_herding
 from hemiola.pace import PACES
 from hemiola.timing.delays import parse_delay
 from hemiola.timing.simulate import simulate_timing
 from hemiola.timing.theory import Variant, harmonic, mean_staleness, update_time
-
-Rows = list[dict[str, Any]]
-
-
-@dataclass
-class Found:
-    """What a function measured.
-
-    Attributes:
-        numbers: By name.
-        rows: By the title of a panel: rows of ``line``, ``x``, ``mean``, ``low``, ``high``.
-    """
-
-    numbers: dict[str, Measured] = field(default_factory=dict)
-    rows: dict[str, Rows] = field(default_factory=dict)
-
-
-class Parts:
-    """Results that are kept, by name, as JSON files of a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def once(self, name: str, compute: Callable[[], list[float]]) -> list[float]:
-        """What is kept under this name, else what is computed now."""
-        path = self.folder / f"{name}.json"
-        try:
-            kept = json.loads(path.read_text())
-            if isinstance(kept, list) and all(isinstance(value, int | float) for value in kept):
-                return [float(value) for value in kept]
-        except (FileNotFoundError, ValueError):
-            pass
-        found = compute()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(found))
-        return found
-
-
-def _row(line: str, x: float, values: Sequence[float]) -> dict[str, Any]:
-    return {"line": line, "x": x, "mean": float(np.mean(values)), "low": min(values), "high": max(values)}
-
 
 # --------------------------------------------------------------------------------------------------------- herding
 
@@ -87,10 +42,10 @@ def herding(
             ]
             last[line, m] = [bound[-1] for bound in bounds]
             found.numbers[f"bound of {line}, {m} workers"] = Measured.over_seeds(last[line, m])
-            found.rows.setdefault("after the last round", []).append(_row(line, m, last[line, m]))
+            found.rows.setdefault("after the last round", []).append(row(line, m, last[line, m]))
             if m == workers[-2]:
                 for number, values in enumerate(zip(*bounds, strict=True)):
-                    found.rows.setdefault(f"{m} workers", []).append(_row(line, number, values))
+                    found.rows.setdefault(f"{m} workers", []).append(row(line, number, values))
     many = workers[-1]
     for line in ("random order", "ID-GraB (pair)", "ID-GraB (mean)"):
         ratios = [a / b for a, b in zip(last[line, many], last["CD-GraB", many], strict=True)]
@@ -116,10 +71,10 @@ def update_times(parts: Parts, data: Path | None, *, workers: int, laws: list[st
                 seen = simulate_timing(PACES[variant](k=k), workers, delay, updates)
                 theory = update_time(variant, delay, workers, k, simulate=False)
                 seconds = seen.mean_update_seconds
-                found.rows.setdefault(law, []).append(_row(f"{variant}, simulated", k, [seconds]))
+                found.rows.setdefault(law, []).append(row(f"{variant}, simulated", k, [seconds]))
                 if theory.exact and math.isfinite(theory.value):
                     off = max(off, abs(seconds / theory.value - 1))
-                    found.rows[law].append(_row(f"{variant}, theory", k, [theory.value]))
+                    found.rows[law].append(row(f"{variant}, theory", k, [theory.value]))
                 else:
                     outside = max(outside, theory.low / seconds - 1, seconds / theory.high - 1)
     found.numbers["largest distance from an exact law, in %"] = Measured(100 * off)
@@ -134,11 +89,11 @@ def staleness(parts: Parts, data: Path | None, *, workers: int, laws: list[str],
     for variant in variants:
         for k in range(1, workers + 1):
             law = mean_staleness(variant, workers, k)
-            found.rows.setdefault(variant, []).append(_row("law", k, [law]))
+            found.rows.setdefault(variant, []).append(row("law", k, [law]))
             for text in laws:
                 seen = simulate_timing(PACES[variant](k=k), workers, parse_delay(text), updates)
                 off = max(off, abs(seen.mean_staleness - law))
-                found.rows[variant].append(_row(text, k, [seen.mean_staleness]))
+                found.rows[variant].append(row(text, k, [seen.mean_staleness]))
                 if variant == "k-async" and text.startswith("exponential"):
                     fresh_off = max(fresh_off, abs(seen.fresh_fraction - k / workers))
     found.numbers["largest distance of the mean staleness from its law"] = Measured(off)
@@ -161,7 +116,7 @@ def log_speedup(
             by_seed[seed].append(waiting / free)
         values = [ratios[-1] for ratios in by_seed.values()]
         off = max(off, abs(float(np.mean(values)) / harmonic(p) - 1))
-        rows += [_row("simulated", p, values), _row("H_P", p, [harmonic(p)]), _row("log P", p, [math.log(p)])]
+        rows += [row("simulated", p, values), row("H_P", p, [harmonic(p)]), row("log P", p, [math.log(p)])]
     x = np.log(workers)
     slopes = [float(np.polyfit(x, ratios, 1)[0]) for ratios in by_seed.values()]
     found.numbers["growth of the speed-up for each e-fold of workers"] = Measured.over_seeds(slopes)

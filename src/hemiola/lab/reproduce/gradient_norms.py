@@ -6,6 +6,7 @@ over the epochs of ||grad f||^2 is of order (m n T)^(-2/3). So there is a run fo
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from hemiola.contracts import TaskLike
 from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Experiment
-from hemiola.lab.reproduce.functions import Found, Parts, _row
 from hemiola.lab.reproduce.numbers import Measured, fit_slope
+from hemiola.lab.reproduce.parts import Found, Parts, row
 from hemiola.lab.worker import one_thread
 from hemiola.training import Training
 
@@ -42,33 +43,41 @@ def gradient_norms(
         horizons: T, in epochs.
         seeds: Of the runs.
     """
+    runs = {
+        f"{title}-{name}-{horizon}-{seed}": partial(
+            run_norms,
+            {key: value for key, value in table.items() if key != "rate"} | {"order": order, "seeds": [seed]},
+            horizon,
+            table["rate"] * (horizon / horizons[0]) ** (-1 / 3),
+            data,
+        )
+        for horizon in sorted(horizons, reverse=True)
+        for title, table in tasks.items()
+        for name, order in orders.items()
+        for seed in seeds
+    }
+    norms = parts.all(runs, preload=__name__)
     found = Found()
-    for title, table in tasks.items():
-        given = {key: value for key, value in table.items() if key != "rate"}
-        for name, order in orders.items():
-            squares = np.empty((len(seeds), len(horizons)))
+    for title in tasks:
+        for name in orders:
+            squares = np.array([[np.mean(norms[f"{title}-{name}-{t}-{seed}"]) for t in horizons] for seed in seeds])
             for column, horizon in enumerate(horizons):
-                rate = table["rate"] * (horizon / horizons[0]) ** (-1 / 3)
-                for row, seed in enumerate(seeds):
-                    run = {**given, "order": order, "seeds": [seed], "stop": {"epochs": horizon}}
-                    run |= {"optimizer": {"name": "SGD", "lr": rate}, "evaluate": {"every_epochs": horizon}}
-                    key = f"{title}-{name}-{horizon}-{seed}"
-                    squares[row, column] = np.mean(parts.once(key, lambda: run_norms(run, data)))  # noqa: B023
-            for column, horizon in enumerate(horizons):
-                found.rows.setdefault(title, []).append(_row(name, horizon, squares[:, column].tolist()))
+                found.rows.setdefault(title, []).append(row(name, horizon, squares[:, column].tolist()))
             slopes = [fit_slope(horizons, values) for values in squares.tolist()]
             value = fit_slope(horizons, squares.mean(axis=0).tolist())
             found.numbers[f"{title}: slope of {name}"] = Measured.over_seeds(slopes, value)
-        middle = float(np.exp(np.mean(np.log([row["mean"] for row in found.rows[title]]))))
+        middle = float(np.exp(np.mean(np.log([point["mean"] for point in found.rows[title]]))))
         centre = float(np.exp(np.mean(np.log(horizons))))
-        theory = [_row("slope -2/3", t, [middle * (t / centre) ** (-2 / 3)]) for t in (horizons[0], horizons[-1])]
+        theory = [row("slope -2/3", t, [middle * (t / centre) ** (-2 / 3)]) for t in (horizons[0], horizons[-1])]
         found.rows[title] += theory
     return found
 
 
-def run_norms(given: dict[str, Any], data: Path | None) -> list[float]:
+def run_norms(given: dict[str, Any], epochs: int, rate: float, data: Path | None) -> list[float]:
     """Train, and give ||grad f||^2 of the whole training set at the start of every epoch."""
-    (cell,) = Experiment(given).cells
+    optimizer = {"name": "SGD", "lr": rate}
+    length = {"stop": {"epochs": epochs}, "evaluate": {"every_epochs": epochs}}
+    (cell,) = Experiment({**given, **length, "optimizer": optimizer}).cells
     plan, make_cluster = cell.plan(data)
     training = Training(plan, make_cluster)
     found: list[float] = []

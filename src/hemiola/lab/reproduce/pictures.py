@@ -10,8 +10,8 @@ import vl_convert
 
 from hemiola.lab.report import marks
 from hemiola.lab.report.read import Folder
-from hemiola.lab.reproduce.functions import Rows
 from hemiola.lab.reproduce.numbers import best_point, logs_at
+from hemiola.lab.reproduce.parts import Rows
 from hemiola.lab.reproduce.table import Picture
 
 WIDTH, HEIGHT = 330, 230

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from hemiola.lab.progress import Display
 from hemiola.lab.report.read import Folder, read_folder
 from hemiola.lab.reproduce import pictures
 from hemiola.lab.reproduce.folder import ClaimFolder, Finding
-from hemiola.lab.reproduce.functions import Found, Parts, Rows
 from hemiola.lab.reproduce.numbers import Measured, measure
 from hemiola.lab.reproduce.page import html_page
+from hemiola.lab.reproduce.parts import Found, Parts, Rows
 from hemiola.lab.reproduce.table import Picture, PublishedClaim, load_experiment
 from hemiola.lab.reproduce.verdict import in_words, judge
 from hemiola.lab.tasks.files import require
@@ -77,7 +78,7 @@ def reproduce(
     with folder.opened(resume):
         if claim.function:
             with folder.timed(claim.name):
-                found = _call(claim, folder, data)
+                found = _call(claim, folder, data, jobs)
             seconds = folder.seconds(claim.name)
         else:
             files = claim.files_of(quick)
@@ -127,9 +128,9 @@ def _rows(
     ]
 
 
-def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None) -> Found:
+def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None, jobs: int | None) -> Found:
     module = importlib.import_module(f"hemiola.lab.reproduce.{FUNCTIONS[claim.function]}")
-    parts = Parts(folder.path / "parts")
+    parts = Parts(folder.path / "parts", jobs or len(os.sched_getaffinity(0)))
     found: Found = getattr(module, claim.function)(parts, data, **claim.options_of(folder.quick))
     return found
 
