@@ -174,23 +174,23 @@ def test_the_stuck_guard_is_not_fooled_by_noise():
 
 
 def test_the_plateau_guard():
-    # F_0 / F_t is 4 / 2.6 at the most, so the paper's rule stays at K_0 = 2 although K_0 holds the loss up at 2.6. Six
-    # windows at the present K, the last two not below the first two: K grows by half; six more, and again.
-    losses = [4.0, 4.0, 3.8, 3.6, 3.4, 3.2, 3.0, 2.8] + [2.6] * 20
+    # F_0 / F_t is 4 / 2.6 at the most, so the paper's rule stays at K_0 = 2 although K_0 holds the loss up at 2.6.
+    # Twelve windows at the present K, the last four not below the first four: K grows by half; twelve more, and again.
+    losses = [4.0, 4.0, 3.8, 3.6, 3.4, 3.2, 3.0, 2.8] + [2.6] * 40
     guarded, exact = AdaSync(start=2, window=1.0, guard=["plateau"]), AdaSync(start=2, window=1.0, guard=False)
     for policy in (guarded, exact):
         policy.begin(8, counts_workers=False)
-    assert play(exact, losses) == [2] * 28
-    assert play(guarded, losses) == [2] * 13 + [3] * 6 + [4] * 6 + [6] * 3
+    assert play(exact, losses) == [2] * 48
+    assert play(guarded, losses) == [2] * 19 + [3] * 12 + [4] * 12 + [6] * 5
 
 
 def test_a_plateau_takes_as_many_updates_as_the_first_two_windows():
-    # A window is four updates long at K_0, so there must be eight at each K. Then an update takes as long as a window:
-    # eight windows pass.
-    policy = AdaSync(start=2, window=4.0, guard=["plateau"])
+    # A window is eight updates long at K_0, so there must be sixteen at each K. Then an update takes as long as a
+    # window: sixteen windows pass.
+    policy = AdaSync(start=2, window=8.0, guard=["plateau"])
     policy.begin(8, counts_workers=False)
-    assert play(policy, [2.0] * 24) == [2] * 23 + [3]
-    assert play(policy, [2.0] * 8, seconds=4.0, start=24.0) == [3] * 7 + [4]
+    assert play(policy, [2.0] * 96) == [2] * 95 + [3]
+    assert play(policy, [2.0] * 16, seconds=8.0, start=96.0) == [3] * 15 + [4]
 
 
 def test_a_fall_is_seen_through_noise():

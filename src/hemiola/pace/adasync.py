@@ -17,8 +17,8 @@ a guard that can be turned off by leaving its name out of ``guard``:
   the loss of a window is clearly above that of the window before or no lower than at the start, or is not finite.
 * ``plateau``: the rule takes K_0 for the best K at the start. Where noise at the present K holds the loss up, far above
   what a larger K reaches, the loss hardly falls and K stays. K is raised whenever the loss has not clearly fallen over
-  the latest six windows, all of them at the present K, in which there were as many updates as K_0 makes in two: a large
-  K makes few, and takes longer to show what it reaches.
+  the latest twelve windows, all of them at the present K, in which there were as many updates as K_0 makes in two: a
+  large K makes few, and takes longer to show what it reaches.
 * ``hysteresis``: K moves only when two windows in a row ask for a move in the same direction.
 """
 
@@ -42,7 +42,8 @@ GUARDS: tuple[Guard, ...] = get_args(Guard)
 VERSION = 3
 MEMORY = 1024  # delays remembered
 CLEAR = 3.0  # a change of loss is clear from this many standard errors on
-HISTORY = 6  # windows a floor or a plateau is seen in; over more of them a fast beginning looks like a floor nearby
+HISTORY = 6  # windows a floor is seen in; over more of them a fast beginning looks like a floor nearby
+PATIENCE = 12  # windows a plateau is seen in; over fewer of them a slow fall drowns in noise
 SLOWING = 2.0  # a loss is slowing down from this many standard errors on; a lesser sign of a floor is taken for none
 SETTLING = 2  # windows at K_0, of whose updates there must be as many before a plateau is one
 CLOSEST = 0.7  # the floor is never put above this share of the lowest loss of a window
@@ -154,10 +155,10 @@ class AdaSync:
     def _reconsider(self) -> None:
         loss, error = self._window.mean(), self._window.error()
         stuck = "stuck" in self.guards and self._is_stuck(loss, error)
-        self._means = [*self._means, loss][-HISTORY:]
-        self._errors = [*self._errors, error][-HISTORY:]
+        self._means = [*self._means, loss][-PATIENCE:]
+        self._errors = [*self._errors, error][-PATIENCE:]
         if "floor" in self.guards:
-            self._floor = (self._floor + loss_floor(self._means, self._errors)) / 2
+            self._floor = (self._floor + loss_floor(self._means[-HISTORY:], self._errors[-HISTORY:])) / 2
         wanted = self._rule(loss)
         self._held += 1
         if not self._enough and len(self._means) == SETTLING:
@@ -180,7 +181,7 @@ class AdaSync:
         return loss >= self._first.mean() or loss - self._means[-1] > CLEAR * math.hypot(error, self._errors[-1])
 
     def _is_plateau(self) -> bool:
-        return self._held >= HISTORY and self._updates >= self._enough and not falls(self._means, self._errors)
+        return self._held >= PATIENCE and self._updates >= self._enough and not falls(self._means, self._errors)
 
     def _rule(self, loss: float) -> int:
         """The rule's K, rounded and clipped to [1, P]; the present K where the losses say nothing."""
