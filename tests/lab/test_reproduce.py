@@ -348,23 +348,20 @@ def test_parts_are_computed_once(tmp_path):
     assert len(calls) == 2
 
 
-def test_parts_side_by_side_are_computed_once(tmp_path):
-    calls = {str(number): partial(_noted, tmp_path / "calls", number) for number in range(3)}
+def test_parts_side_by_side_are_computed_once(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # of this process, and so of those of a pool
+    from pool_calls import noted
+
+    calls = {str(number): partial(noted, tmp_path / "calls", number) for number in range(3)}
     expected = {"0": [0.0], "1": [1.0], "2": [2.0]}
     parts = Parts(tmp_path / "parts", jobs=2)
     parts.once("1", calls["1"])
-    assert parts.all(calls, preload=__name__) == parts.all(calls, preload=__name__) == expected
+    assert parts.all(calls, preload="hemiola") == parts.all(calls, preload="hemiola") == expected
     first, *others = (tmp_path / "calls").read_text().split()
     here = str(os.getpid())
     assert first == here
     assert len(others) == 2
     assert here not in others
-
-
-def _noted(where: Path, number: int) -> list[float]:
-    with where.open("a") as file:
-        file.write(f"{os.getpid()}\n")
-    return [float(number)]
 
 
 def test_verdicts_in_words():
