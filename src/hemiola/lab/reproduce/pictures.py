@@ -80,7 +80,8 @@ def _panel(panel: Picture, rows: Rows, lines: list[str]) -> dict[str, Any]:
         "type": "quantitative",
         "title": panel.x_title or _TITLES.get(panel.x, panel.x),
         "scale": x_scale,
-        "axis": {"tickCount": 5, "grid": False, "format": "~s"},
+        # As an expression every number has a prefix of its own: 500 and 1k; the format of the axis makes 0.5k of 500.
+        "axis": {"tickCount": 5, "grid": False, "labelExpr": "format(datum.value, '~s')"},
     }
     height = {"type": "quantitative", "title": y_title, "scale": y_scale, "axis": {"tickCount": 5, "format": "~g"}}
     band = {
