@@ -15,7 +15,7 @@ from hemiola.errors import InputError
 from hemiola.lab import cli
 from hemiola.lab.report.log import Log
 from hemiola.lab.report.read import Folder
-from hemiola.lab.reproduce import docs, run
+from hemiola.lab.reproduce import docs, pictures, run
 from hemiola.lab.reproduce import table as tables
 from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.numbers import Measured, fit_slope, measure
@@ -336,6 +336,14 @@ def test_a_picture_leaves_out_what_comes_before_its_start():
     assert every == [0.0, 5.0, 10.0]
     later = curve_rows(Picture(file="f", start=1), there)
     assert [(row["x"], row["mean"]) for row in later] == [(5.0, 3.66), (10.0, 3.54)]
+
+
+def test_a_logarithmic_axis_keeps_what_has_a_place_on_it():
+    points = [(2.0, 1.5), (5.0, -0.3), (-1.0, -2.0), (math.inf, 1.0), (3.0, 2.0)]
+    rows = [{"line": "a", "x": x, "mean": mean, "low": low, "high": 9.0} for x, (mean, low) in enumerate(points)]
+    assert [row["x"] for row in pictures._shown(Picture(file="f"), rows)] == [0, 1, 2, 4]
+    assert [row["low"] for row in pictures._shown(Picture(file="f", log_y=True), rows)] == [1.5, 1.5, 2.0]
+    assert [row["x"] for row in pictures._shown(Picture(file="f", log_x=True), rows)] == [1, 2, 4]
 
 
 def test_parts_are_computed_once(tmp_path):

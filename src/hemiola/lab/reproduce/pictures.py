@@ -58,13 +58,7 @@ def draw(panels: list[tuple[Picture, Rows]]) -> str:
 
 
 def _panel(panel: Picture, rows: Rows, lines: list[str]) -> dict[str, Any]:
-    shown = [
-        row
-        for row in rows
-        if all(math.isfinite(row[key]) for key in ("x", "mean", "low", "high"))
-        and (not panel.log_y or row["low"] > 0)
-        and (not panel.log_x or row["x"] > 0)
-    ]
+    shown = _shown(panel, rows)
     legend = {"title": None, "symbolType": "stroke", "symbolSize": 300, "symbolStrokeWidth": 2, "symbolOpacity": 1}
 
     def of_line(look: list[Any]) -> dict[str, Any]:
@@ -94,6 +88,17 @@ def _panel(panel: Picture, rows: Rows, lines: list[str]) -> dict[str, Any]:
     }
     size = {"width": WIDTH, "height": HEIGHT, "title": panel.title}
     return {**size, "data": {"values": shown}, "layer": [band, line]}
+
+
+def _shown(panel: Picture, rows: Rows) -> Rows:
+    """What can be drawn. On a logarithmic axis a band that goes below 0 ends where the picture does."""
+    finite = [row for row in rows if all(math.isfinite(row[key]) for key in ("x", "mean", "low", "high"))]
+    right = [row for row in finite if row["x"] > 0] if panel.log_x else finite
+    if not panel.log_y:
+        return right
+    above = [row for row in right if row["mean"] > 0]
+    lowest = min((row[key] for row in above for key in ("mean", "low") if row[key] > 0), default=0.0)
+    return [{**row, "low": row["low"] if row["low"] > 0 else lowest} for row in above]
 
 
 def _few(rows: Rows) -> bool:
