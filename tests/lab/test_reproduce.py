@@ -529,6 +529,18 @@ def test_the_page_of_results_is_what_the_command_writes():
     assert (ROOT / "docs/results.md").read_text(encoding="utf-8") == docs.results_page()
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hemiola.lab.reproduce.functions.herding", interrupted)
+    code, text = hemiola("reproduce", "herding", "--quick", "--out", tmp_path)
+    assert code == 130
+    again = f"hemiola reproduce herding --out {tmp_path} --quick --resume"
+    assert text.endswith(f"hemiola: stopped in herding; go on with: {again}\n")
+    assert ClaimFolder(tmp_path, claim_named("herding"), quick=True).state == "stopped"
+
+
 def test_a_result_belongs_to_what_was_run(monkeypatch):
     claim = claim_named("adasync")
     full, quick = claim.definition(quick=False), claim.definition(quick=True)

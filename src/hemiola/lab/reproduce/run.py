@@ -131,7 +131,10 @@ def _rows(
 def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None, jobs: int | None) -> Found:
     module = importlib.import_module(f"hemiola.lab.reproduce.{FUNCTIONS[claim.function]}")
     parts = Parts(folder.path / "parts", jobs or len(os.sched_getaffinity(0)))
-    found: Found = getattr(module, claim.function)(parts, data, **claim.options_of(folder.quick))
+    try:
+        found: Found = getattr(module, claim.function)(parts, data, **claim.options_of(folder.quick))
+    except KeyboardInterrupt:
+        raise Interrupted(claim.name) from None
     return found
 
 
