@@ -1,5 +1,6 @@
 """`hemiola reproduce`: the table is complete, every check can pass and can fail, and a claim runs from end to end."""
 
+import io
 import json
 import math
 import os
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hemiola.errors import InputError
 from hemiola.lab import cli
+from hemiola.lab.progress import Display
 from hemiola.lab.report.log import Log
 from hemiola.lab.report.read import Folder
 from hemiola.lab.reproduce import docs, pictures, run
@@ -315,7 +318,7 @@ def test_functions_give_the_numbers_that_are_checked_and_the_pictures(name, tmp_
     claim = claim_named(name)
     small = claim.model_copy(update={"options": {**claim.options, **SMALL[name]}})
     there = ClaimFolder(tmp_path, small, quick=False)
-    found = run._call(small, there, None, jobs=2)
+    found = run._call(small, there, None, 2, Display.silent())
     needed = {check.number for check in claim.checks} if name != "gradient-norm" else {claim.checks[0].number}
     assert needed <= set(found.numbers)
     assert any(found.rows.get(panel.title) or "workers" in panel.title for panel in claim.panels)
@@ -362,9 +365,14 @@ def test_parts_side_by_side_are_computed_once(tmp_path, monkeypatch):
 
     calls = {str(number): partial(noted, tmp_path / "calls", number) for number in range(3)}
     expected = {"0": [0.0], "1": [1.0], "2": [2.0]}
-    parts = Parts(tmp_path / "parts", jobs=2)
+    shown = io.StringIO()
+    parts = Parts(tmp_path / "parts", jobs=2, display=Display(Console(file=shown)))
     parts.once("1", calls["1"])
     assert parts.all(calls, preload="hemiola") == parts.all(calls, preload="hemiola") == expected
+    said = shown.getvalue().splitlines()
+    assert said[0] == "1 of 3 parts were finished before"
+    assert [line.split()[0] for line in said[1:]] == ["[2/3]", "[3/3]"]
+    assert {line.split()[1] for line in said[1:]} == {"0:", "2:"}
     first, *others = (tmp_path / "calls").read_text().split()
     here = str(os.getpid())
     assert first == here

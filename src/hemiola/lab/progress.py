@@ -150,8 +150,17 @@ class Display:
             said = f"{said}, {value}, {seconds:.1f} s"
         else:
             said = "stopped; its state is saved"
+        self._count_line(f"{label(cell)}: {said}")
+
+    def counted(self, part: str) -> None:
+        """A part that is no cell is finished."""
+        self.estimate.done += 1
+        self._count()
+        self._count_line(f"{part}: done")
+
+    def _count_line(self, text: str) -> None:
         left = "" if self._bars is not None or not self._left() else f"; {self._left()}"
-        self._line(f"[{self.estimate.done}/{self.estimate.total}] {label(cell)}: {said}{left}")
+        self._line(f"[{self.estimate.done}/{self.estimate.total}] {text}{left}")
 
     def _count(self) -> None:
         """What is done of everything: finished cells, and the part of each running one that is done."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from hemiola.files import write_whole
 from hemiola.lab.pool import pool_of
+from hemiola.lab.progress import Display
 from hemiola.lab.reproduce.numbers import Measured
 
 Rows = list[dict[str, Any]]
@@ -37,11 +38,13 @@ class Parts:
     Args:
         folder: Which.
         jobs: Of `all`, side by side.
+        display: Shows the progress of `all`; nothing by default.
     """
 
-    def __init__(self, folder: Path, jobs: int = 1) -> None:
+    def __init__(self, folder: Path, jobs: int = 1, display: Display | None = None) -> None:
         self.folder = folder
         self.jobs = jobs
+        self._display = display or Display.silent()
 
     def once(self, name: str, compute: Callable[[], list[float]]) -> list[float]:
         """What is kept under this name, else what is computed now."""
@@ -60,9 +63,11 @@ class Parts:
         """
         left = [partial(_named, name, compute) for name, compute in calls.items() if self._kept(name) is None]
         if left:
-            with pool_of(min(self.jobs, len(left)), preload) as pool:
+            with pool_of(min(self.jobs, len(left)), preload) as pool, self._display as display:
+                display.begin(len(calls), len(calls) - len(left))
                 for name, values in pool.each(left):
                     self._keep(name, values)
+                    display.counted(name)
         return {name: self.once(name, compute) for name, compute in calls.items()}
 
     def _kept(self, name: str) -> list[float] | None:

@@ -78,7 +78,7 @@ def reproduce(
     with folder.opened(resume):
         if claim.function:
             with folder.timed(claim.name):
-                found = _call(claim, folder, data, jobs)
+                found = _call(claim, folder, data, jobs, display())
             seconds = folder.seconds(claim.name)
         else:
             files = claim.files_of(quick)
@@ -128,9 +128,9 @@ def _rows(
     ]
 
 
-def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None, jobs: int | None) -> Found:
+def _call(claim: PublishedClaim, folder: ClaimFolder, data: Path | None, jobs: int | None, display: Display) -> Found:
     module = importlib.import_module(f"hemiola.lab.reproduce.{FUNCTIONS[claim.function]}")
-    parts = Parts(folder.path / "parts", jobs or len(os.sched_getaffinity(0)))
+    parts = Parts(folder.path / "parts", jobs or len(os.sched_getaffinity(0)), display)
     try:
         found: Found = getattr(module, claim.function)(parts, data, **claim.options_of(folder.quick))
     except KeyboardInterrupt:
