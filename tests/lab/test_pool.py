@@ -57,8 +57,12 @@ def test_an_error_reaches_the_caller_and_ends_what_runs(pool_calls, tmp_path):
 
 
 def test_ctrl_c_is_answered_here(pool_calls, tmp_path):
-    with pytest.raises(KeyboardInterrupt), pool_of(2, preload="hemiola") as pool:
-        _run_beside(pool, pool_calls, tmp_path, partial(os.kill, os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt), pool_of(2, preload="hemiola") as pool:
+            _run_beside(pool, pool_calls, tmp_path, partial(os.kill, os.getpid(), signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
     _wait_until_ended(tmp_path)
 
 
