@@ -19,7 +19,7 @@ from hemiola.lab.reproduce.table import (
     claim_named,
     claims,
 )
-from hemiola.lab.reproduce.verdict import Judged, in_words, judge, shown, with_deviation
+from hemiola.lab.reproduce.verdict import Judged, in_minutes, in_words, judge, shown, with_deviation
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +115,7 @@ def test_verdicts_in_words():
     )
     assert "not measured" in in_words(judge(claim, {}, quick=False))
     assert (shown(math.inf), shown(1234.5)) == ("never", "1234")
+    assert (in_minutes(0.04), in_minutes(0.05), in_minutes(71.12)) == ("< 0.1", "0.1", "71.1")
     assert with_deviation(Measured(1.23456, 0.0123, 3)) == "1.235 ± 0.012"
     assert with_deviation(Measured(19.2, 3.4, 3)) == "19.2 ± 3.4"
     assert with_deviation(Measured(3.2e-6, 1e-6, 3)) == "3.2e-06 ± 1e-06"

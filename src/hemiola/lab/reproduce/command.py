@@ -91,12 +91,13 @@ def _listing(rows: list[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     from hemiola.lab.reproduce.table import table
+    from hemiola.lab.reproduce.verdict import in_minutes
 
     listing = Table("claim", "what it says (what it is tested on)", "minutes", "state", box=None, header_style="bold")
     for paper, title in table().papers.items():
         listing.add_row("", f"{paper}: {title}", "", "", style="bold")
         for row in (each for each in rows if each["paper"] == paper):
-            minutes = "" if row["minutes"] is None else f"{row['minutes']:.1f}"
+            minutes = "" if row["minutes"] is None else in_minutes(row["minutes"])
             listing.add_row(row["name"], f"{row['claim']} ({row['task']})", minutes, row["state"])
     return listing
 
@@ -115,6 +116,7 @@ def _run(
     from hemiola.lab.progress import Display
     from hemiola.lab.reproduce.folder import ClaimFolder
     from hemiola.lab.reproduce.run import Interrupted, check_data, reproduce
+    from hemiola.lab.reproduce.verdict import in_minutes
 
     left_out = []
     for claim in chosen:
@@ -140,7 +142,7 @@ def _run(
             continue
         console.print(f"  {outcome.words}", soft_wrap=True)
         page = ClaimFolder(out, claim, quick).path / "page.html"
-        console.print(f"  {outcome.minutes:.1f} minutes; page: {page}", soft_wrap=True)
+        console.print(f"  {in_minutes(outcome.minutes)} minutes; page: {page}", soft_wrap=True)
     for line in left_out:
         console.print(f"left out: {line}", soft_wrap=True)
     if failed:

@@ -16,7 +16,7 @@ from hemiola.errors import InputError
 from hemiola.lab.reproduce.folder import ClaimFolder, Finding
 from hemiola.lab.reproduce.page import asked, command_of
 from hemiola.lab.reproduce.table import PublishedClaim, claims, table
-from hemiola.lab.reproduce.verdict import judge, with_deviation
+from hemiola.lab.reproduce.verdict import in_minutes, judge, with_deviation
 
 FIGURES = "results"
 
@@ -111,7 +111,7 @@ def _overview(found: dict[str, dict[str, Finding]]) -> str:
         for version in ("full", "quick"):
             outcome = found.get(claim.name, {}).get(version)
             verdict = "not run" if outcome is None else "reproduced" if outcome.reproduced else "**not reproduced**"
-            cells += [verdict, "" if outcome is None else f"{outcome.minutes:.1f}"]
+            cells += [verdict, "" if outcome is None else in_minutes(outcome.minutes)]
         lines.append(f"| [{claim.name}](#{claim.name}) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from html import escape
 
 from hemiola.lab.reproduce.folder import Finding
 from hemiola.lab.reproduce.table import PublishedClaim, table
-from hemiola.lab.reproduce.verdict import Judged, with_deviation
+from hemiola.lab.reproduce.verdict import Judged, in_minutes, with_deviation
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -53,6 +53,6 @@ def html_page(claim: PublishedClaim, outcome: Finding, judged: list[Judged], pic
 {picture}
 {remark}
 <p><code>{escape(command_of(claim, quick))}</code></p>
-<p>It took {outcome.minutes:.1f} minutes with hemiola {escape(outcome.version)}.</p>
+<p>It took {escape(in_minutes(outcome.minutes))} minutes with hemiola {escape(outcome.version)}.</p>
 </html>
 """

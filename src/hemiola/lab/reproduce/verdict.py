@@ -61,6 +61,11 @@ def shown(value: float) -> str:
     return f"{value:.4g}"
 
 
+def in_minutes(minutes: float) -> str:
+    """One digit; what takes seconds takes some time, too."""
+    return "< 0.1" if minutes < 0.05 else f"{minutes:.1f}"
+
+
 def with_deviation(measured: Measured) -> str:
     """Value and deviation over seeds, as many digits of the value as the deviation leaves."""
     if not math.isfinite(measured.value) or not math.isfinite(measured.deviation):
