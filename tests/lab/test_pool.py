@@ -26,7 +26,7 @@ def pool_calls(monkeypatch):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_call_is_answered(jobs):
-    with pool_of(jobs, preload="hemiola") as pool:
+    with pool_of(jobs) as pool:
         assert sorted(pool.each(partial(pow, number, 2) for number in range(7))) == [0, 1, 4, 9, 16, 25, 36]
         assert list(pool.each([])) == []
         assert (os.getpid() in pool.each([os.getpid] * 4)) == (jobs == 1)
@@ -40,7 +40,7 @@ def test_calls_are_asked_for_when_a_process_is_free(pool_calls, tmp_path):
             asked.append(number)
             yield partial(pool_calls.wait_for, tmp_path / str(number), number)
 
-    with pool_of(2, preload="hemiola") as pool:
+    with pool_of(2) as pool:
         answers = pool.each(calls())
         (tmp_path / "1").touch()
         assert next(answers) == 1
@@ -51,7 +51,7 @@ def test_calls_are_asked_for_when_a_process_is_free(pool_calls, tmp_path):
 
 
 def test_an_error_reaches_the_caller_and_ends_what_runs(pool_calls, tmp_path):
-    with pytest.raises(ZeroDivisionError), pool_of(2, preload="hemiola") as pool:
+    with pytest.raises(ZeroDivisionError), pool_of(2) as pool:
         _run_beside(pool, pool_calls, tmp_path, partial(divmod, 1, 0))
     _wait_until_ended(tmp_path)
 
@@ -59,7 +59,7 @@ def test_an_error_reaches_the_caller_and_ends_what_runs(pool_calls, tmp_path):
 def test_ctrl_c_is_answered_here(pool_calls, tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest-xdist ignores it
     try:
-        with pytest.raises(KeyboardInterrupt), pool_of(2, preload="hemiola") as pool:
+        with pytest.raises(KeyboardInterrupt), pool_of(2) as pool:
             _run_beside(pool, pool_calls, tmp_path, partial(os.kill, os.getpid(), signal.SIGINT))
     finally:
         signal.signal(signal.SIGINT, before)
@@ -70,7 +70,7 @@ def test_no_process_outlives_one_that_is_killed():
     """What it prints ends when nobody is left who could print."""
     code = (
         "import sys; from hemiola.lab.pool import pool_of\n"
-        "with pool_of(2, preload='hemiola') as pool: print(*pool.each([int] * 2), flush=True), sys.stdin.read()"
+        "with pool_of(2) as pool: print(*pool.each([int] * 2), flush=True), sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +23,7 @@ from hemiola.clusters.torch.group import Place
 from hemiola.contracts import TaskLike
 from hemiola.flat import FlatModel
 from hemiola.lab.experiment import Cell, Experiment
+from hemiola.lab.fork_server import fork_context, start_fork_server
 from hemiola.lab.here import run_here, stay_here
 from hemiola.lab.launching import launch_on
 from hemiola.lab.progress import Display
@@ -92,7 +91,7 @@ def run_experiment(
         display.begin(len(experiment.cells), len(experiment.cells) - len(waiting))
         staying = stay_here(waiting)
         if len(waiting) > len(staying):
-            _start_fork_server()
+            start_fork_server()
         with _stop_requests() as stop, display:
             others = [cell for cell in waiting if cell not in staying]
             failed = _run_all(others, store, data, jobs or len(os.sched_getaffinity(0)), stop, display)
@@ -204,7 +203,7 @@ def _may_start(cell: Cell, active: list[_Active], jobs: int) -> bool:
 
 
 def _launch(cell: Cell, store: Store, data: Path | None) -> _Active:
-    context = _context()
+    context = fork_context()
     mine, theirs = context.Pipe()
     target = launch_on if torch_factory(cell) is not None else work_on
     process = context.Process(target=target, args=(cell, store.cell_folder(cell), data, theirs), daemon=True)
@@ -258,30 +257,6 @@ def _tell_to_stop(active: list[_Active]) -> None:
             one.pipe.send("stop")
         except OSError:
             continue  # It has ended already.
-
-
-def _context() -> Any:
-    """A fork server that has imported torch once: starting a cell takes milliseconds, and no thread is forked."""
-    methods = multiprocessing.get_all_start_methods()
-    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-
-
-def _start_fork_server() -> None:
-    """Signals that reach the whole group of processes must not end the server: this process decides."""
-    context = _context()
-    if context.get_start_method() != "forkserver":
-        return
-    # The second is what torch's optimizers import when they are first used, and takes as long as all of a small cell.
-    context.set_forkserver_preload(["hemiola.lab.worker", "torch._dynamo"])
-    if threading.current_thread() is not threading.main_thread():
-        return  # Only the main thread may set signals; the first cell starts the server.
-    # A process starts with what its parent ignores.
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        forkserver.ensure_running()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
+
+from hemiola.lab.fork_server import fork_context, start_fork_server
 
 Result = TypeVar("Result")
 
@@ -47,18 +49,17 @@ class Pool:
 
 
 @contextmanager
-def pool_of(jobs: int, preload: str) -> Iterator[Pool]:
+def pool_of(jobs: int) -> Iterator[Pool]:
     """Processes that end with the block, with what they are doing where it is left by an error or by Ctrl-C.
 
     Args:
         jobs: How many; one is this process itself.
-        preload: The module to import before they are forked.
     """
     if jobs == 1:
         yield Pool(1, None)
         return
-    context = get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    start_fork_server()
+    context = fork_context()
     until, held = context.Pipe(duplex=False)
     with until, ProcessPoolExecutor(jobs, mp_context=context, initializer=_prepare, initargs=(until,)) as executor:
         try:
@@ -72,6 +73,7 @@ def pool_of(jobs: int, preload: str) -> Iterator[Pool]:
 def _prepare(until: Connection) -> None:
     """In a process: end with the parent, however that ends, or when it lets go of the pipe; Ctrl-C is its to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server ignores it
     parent = parent_process()
     assert parent is not None
     sentinel = parent.sentinel

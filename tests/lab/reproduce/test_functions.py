@@ -90,7 +90,7 @@ def test_parts_side_by_side_are_computed_once(tmp_path, monkeypatch):
     shown = io.StringIO()
     parts = Parts(tmp_path / "parts", jobs=2, display=Display(Console(file=shown)))
     parts.once("1", calls["1"])
-    assert parts.all(calls, preload="hemiola") == parts.all(calls, preload="hemiola") == expected
+    assert parts.all(calls) == parts.all(calls) == expected
     said = shown.getvalue().splitlines()
     assert said[0] == "1 of 3 parts were finished before"
     assert [line.split()[0] for line in said[1:]] == ["[2/3]", "[3/3]"]

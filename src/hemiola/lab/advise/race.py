@@ -163,7 +163,7 @@ class CandidateRace:
         (cell,) = Experiment(self.given, self.question.base).cells
         task = cell.task(self.question.data)
         self._evaluate_on_few(task)
-        with pool_of(self.jobs, preload="hemiola.lab.advise.laps") as self.pool:
+        with pool_of(self.jobs) as self.pool:
             self.epochs = self._affordable(self._own_rate(task))
             rate = self._course(self._own_rate(task))
             heats = self._heats(rate)

@@ -56,7 +56,7 @@ def gradient_norms(
         for name, order in orders.items()
         for seed in seeds
     }
-    norms = parts.all(runs, preload=__name__)
+    norms = parts.all(runs)
     found = Found()
     for title in tasks:
         for name in orders:

@@ -54,16 +54,15 @@ class Parts:
             self._keep(name, kept)
         return kept
 
-    def all(self, calls: Mapping[str, Callable[[], list[float]]], preload: str) -> dict[str, list[float]]:
+    def all(self, calls: Mapping[str, Callable[[], list[float]]]) -> dict[str, list[float]]:
         """The same for long computations, in processes of their own: they and their calls must be importable.
 
         Args:
             calls: By name; longest first ends soonest.
-            preload: The module they need.
         """
         left = [partial(_named, name, compute) for name, compute in calls.items() if self._kept(name) is None]
         if left:
-            with pool_of(min(self.jobs, len(left)), preload) as pool, self._display as display:
+            with pool_of(min(self.jobs, len(left))) as pool, self._display as display:
                 display.begin(len(calls), len(calls) - len(left))
                 for name, values in pool.each(left):
                     self._keep(name, values)
